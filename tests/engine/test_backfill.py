@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Job, Run, Source, slot_run_id
-from mainspring.core.schedules import parse
 from mainspring.engine.backfill import Backfill
 from mainspring.errors import InvalidInput, InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
 from mainspring.testing import VirtualClock
 from tests.support.engine import EventRecorder, on_virtual_time
 from tests.support.scheduler_fixtures import Make
@@ -195,19 +192,6 @@ async def test_jobs_that_come_after_run_for_each_slot_too(make: Make) -> None:
         assert (await scheduler.backfill(load, start, end)).added == ()
 
 
-async def test_slots_older_than_the_retention_may_have_run(make: Make) -> None:
-    scheduler = make(workers=0, retention="2h")
-
-    @scheduler.job("0 * * * *")
-    async def report() -> None: ...
-
-    async with scheduler:
-        now = await scheduler.now()
-        found = await scheduler.backfill("report", *_hours(now, 5), dry_run=True)
-        slots = parse("0 * * * *").upcoming(5, _hours(now, 5)[0] - timedelta(seconds=1))
-        assert found.may_have_run == sum(slot < now - 2 * HOUR for slot in slots)
-
-
 @on_virtual_time()
 async def test_overlap_and_a_start_deadline_do_not_apply_and_concurrency_does() -> None:
     """Its slots wait for one another, and were late before they were added."""
@@ -248,67 +232,3 @@ async def test_two_at_once_report_each_run_once(make: Make) -> None:
         assert len(added) == len(set(added)) == both[0].slots
         assert all(len(found.added) + len(found.existing) == found.slots for found in both)
         assert sorted(e.run.id for e in events.of("run.enqueued") if e.run) == sorted(added)
-
-
-@pytest.mark.parametrize(("schedule", "begins"), [("1h", True), ("0 * * * *", False)])
-async def test_a_schedule_that_begins_later_says_so(
-    make: Make, schedule: str, begins: bool
-) -> None:
-    scheduler = make(workers=0)
-    scheduler.job(schedule, id="hourly")(_nothing)
-    async with scheduler:
-        now = await scheduler.now()
-        found = await scheduler.backfill("hourly", now - 3 * HOUR, now, dry_run=True)
-        job = await scheduler.get_job("hourly")
-        assert (found.slots, found.first_slot) == ((0, job.next_run_at) if begins else (3, None))
-
-
-async def _nothing() -> None: ...
-
-
-@on_virtual_time()
-async def test_one_that_was_stopped_goes_on_where_it_was() -> None:
-    """The command is cancelled by Ctrl-C between two batches, or a store call fails."""
-
-    store: Store = MemoryStore(VirtualClock())
-    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, workers=0)
-
-    @scheduler.job("* * * * *")
-    async def tick() -> None: ...
-
-    async with scheduler:
-        now = await scheduler.now()
-
-        def stop(done: int, total: int) -> None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200, progress=stop)
-        begun = len((await scheduler.list_runs(limit=1000)).items)
-        assert begun == 500
-        found = await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200)
-        assert (len(found.added), len(found.existing)) == (700, 500)
-
-
-async def test_progress_is_called_in_the_callers_thread(make: Make) -> None:
-    """On the engine's loop a slow one would stop the renewals."""
-    scheduler = make(workers=0)
-    seen: list[threading.Thread] = []
-
-    @scheduler.job("0 * * * *")
-    async def report() -> None: ...
-
-    def progress(done: int, total: int) -> None:
-        assert done == total == 5
-        seen.append(threading.current_thread())
-
-    async with scheduler:
-        start, end = _hours(await scheduler.now(), 5)
-        await scheduler.backfill("report", start, end, progress=progress)
-        assert seen == [threading.current_thread()]
-
-        def plain_code() -> threading.Thread:
-            scheduler.blocking.backfill("report", start, end, progress=progress)
-            return threading.current_thread()
-
-        assert await asyncio.to_thread(plain_code) is seen[1]

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.core import note_kinds
-from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
-from mainspring.core.model import Note
 from mainspring.core.transitions import Change, request_cancel
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite, RunQuery, Store
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.support.engine import (
     EventRecorder,
@@ -75,24 +71,6 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
         "breaker.half_open",
         "breaker.closed",
     ]
-
-
-@on_virtual_time(steps=100_000)
-async def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
-    class Late(MemoryStore):
-        async def now(self) -> datetime:
-            return await super().now() - timedelta(seconds=3)
-
-    scheduler = Scheduler(Late(VirtualClock()), clock=VirtualClock(), inline=True, workers=1)
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="2s"))
-    async def call() -> None:
-        raise ValueError
-
-    async with scheduler:
-        runs = await call.enqueue_many([{}] * 3)
-        done = [await scheduler.wait(run.id, 60) for run in runs]
-    assert max(run.token for run in done) < 10
 
 
 async def test_successes_between_keep_it_closed(make: Make) -> None:
@@ -335,107 +313,3 @@ def test_a_breaker_that_is_changed_starts_closed(how: str, tmp_path: Path) -> No
             assert (await scheduler.job_health("api")).breaker == "closed"
 
     run_virtual(main)
-
-
-async def test_counting_fails_and_the_outcome_of_the_run_does_not_wait(
-    make: Make, place: str | Store
-) -> None:
-    faults = SwitchableFaults()
-    scheduler = make(FaultyStore(opened(place), faults), workers=1)
-    recorder = EventRecorder(scheduler)
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="1h"))
-    async def call() -> None:
-        faults.failing = {"put_notes"}
-        raise RuntimeError
-
-    async with scheduler:
-        await call.enqueue()
-        await recorder.until("run.failed")
-        faults.failing = set()
-        assert (await scheduler.job_health("call")).breaker == "closed"
-
-
-@on_virtual_time()
-async def test_a_run_that_is_late_when_the_breaker_lets_it_through_is_skipped() -> None:
-    """Else it stays pending for ever, and its job skips all later slots because of it."""
-
-    clock = VirtualClock()
-    store, tried = MemoryStore(clock), 0
-    scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
-
-    @scheduler.job("1m", breaker=Breaker(failures=1, reset="5m"), start_deadline="30s")
-    async def call() -> None:
-        nonlocal tried
-        tried += 1
-        assert tried > 1
-
-    async with scheduler:
-        await asyncio.sleep(3600)
-        assert (await scheduler.job_health("call")).breaker == "closed"
-    assert tried > 45
-    runs = (await store.find(RunQuery(job="call", limit=1000))).items
-    assert "expired" in {run.reason for run in runs if run.state is State.SKIPPED}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"state": None, "failures": None},
-        {"state": "ajar"},
-        {"trial": ["a", "b"]},
-    ],
-)
-@on_virtual_time()
-async def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(
-    damage: dict[str, Any],
-) -> None:
-    clock = VirtualClock()
-    store = MemoryStore(clock)
-    scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
-    async def guarded(ok: bool) -> None:
-        assert ok
-
-    @scheduler.job()
-    async def other() -> None: ...
-
-    async with scheduler:
-        job = await scheduler.get_job("guarded")
-        value = {"job": to_us(job.created_at), "state": "open", "failures": 1} | damage
-        value = {key: one for key, one in value.items() if one is not None}
-        note = Note(kind=note_kinds.BREAKER, name="guarded", value=value)
-        await store.put_notes([NoteWrite(note_kinds.BREAKER, "guarded", None, note)])
-        runs = [await guarded.enqueue(ok=True), await other.enqueue()]
-        for run in runs:
-            assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
-        assert (await scheduler.job_health("guarded")).breaker == "closed"
-        await scheduler.wait((await guarded.enqueue(ok=False)).id, 60)
-        await asyncio.sleep(1)
-        assert (await scheduler.job_health("guarded")).breaker == "open"  # it counts again
-
-
-@on_virtual_time()
-async def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() -> None:
-    clock = VirtualClock()
-    store, began = MemoryStore(clock), list[float]()
-    scheduler = Scheduler(store, clock=clock, inline=True, workers=10)
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="3s"))
-    async def call() -> None:
-        began.append(clock.monotonic())
-        assert len(began) > 1
-        if len(began) == 2:
-            await asyncio.sleep(20)  # the trial
-
-    async with scheduler:
-        await call.enqueue()
-        await asyncio.sleep(1)
-        runs = await call.enqueue_many([{}] * 1000)
-        await asyncio.sleep(21)
-        assert len(began) == 2
-        stored = (await store.find(RunQuery(job="call", limit=2000))).items
-        assert sum(run.token for run in stored) < 50  # claims: of the trial, and few others
-        await asyncio.sleep(5)
-        assert len(began) == 1 + len(runs)

@@ -103,25 +103,3 @@ async def test_an_outcome_that_the_store_refuses_is_recorded_without_its_values(
     assert "ownership.lost" not in events.names
     assert "is recorded without its result, log and detail" in caplog.text
     assert "taken over" not in caplog.text
-
-
-@on_virtual_time()
-async def test_a_run_whose_end_the_store_refuses_is_not_said_to_be_taken_over(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    store = Refusing(all_ends=True)
-    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="10s")
-    events = EventRecorder(scheduler)
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        await scheduler.enqueue("work")
-        await events.until("scheduler.error")
-        await asyncio.sleep(1)
-        store.all_ends = False
-        await events.until("run.succeeded")
-    assert "ownership.lost" not in events.names
-    assert "is tried again when its lease lapses" in caplog.text
-    assert "taken over" not in caplog.text

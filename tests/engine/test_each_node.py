@@ -11,11 +11,10 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Run
-from mainspring.engine.live_workers import find_workers
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore, VirtualClock
-from tests.support.engine import SwitchableFaults, on_virtual_time
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -139,23 +138,6 @@ async def test_a_killed_worker_does_not_hold_up_the_others(cluster: Cluster) -> 
 
 
 @virtual
-async def test_the_queued_slots_of_a_killed_worker_end_together(cluster: Cluster) -> None:
-    options: dict[str, Any] = {"schedule": "*/10 * * * * *", "overlap": "queue"}
-    async with cluster.worker("a", **options) as a:
-        dead = cluster.worker("b", **options)
-        await dead.start()
-        cluster.takes = 1000
-        await until(a, datetime(2030, 1, 1, 0, 2, 5, tzinfo=UTC))
-        kill(dead)
-        await asyncio.sleep(5 * MINUTE)
-        runs = (await a.list_runs(job="clean", limit=1000)).items
-        gone = [run for run in runs if run.handler == f"@{own_id(dead)}" and run.state != "failed"]
-        assert len(gone) >= 10
-        assert {(run.state, run.reason) for run in gone} == {(State.SKIPPED, "its node is gone")}
-        assert len({run.finished_at for run in gone}) == 1
-
-
-@virtual
 async def test_the_run_of_a_worker_that_died_before_it_took_it_is_skipped(
     cluster: Cluster,
 ) -> None:
@@ -172,23 +154,6 @@ async def test_the_run_of_a_worker_that_died_before_it_took_it_is_skipped(
         assert (why.code, own_id(dead) in why.sentence) == ("node_gone", True)
         await a.trigger("clean")
         assert len((await a.list_runs(job="clean", state="skipped")).items) == 1
-
-
-@virtual
-async def test_the_run_of_a_dead_worker_is_skipped_though_its_job_runs_on_one_node_now(
-    cluster: Cluster,
-) -> None:
-    async with cluster.worker("a", schedule=None) as a:
-        dead = cluster.worker("b", schedule=None)
-        await dead.start()
-        await asyncio.sleep(1)
-        kill(dead)
-        await a.trigger("clean")
-        async with cluster.worker("c", schedule=None, each_node=False):
-            await asyncio.sleep(3 * MINUTE)
-            assert not (await a.get_job("clean")).policy.each_node
-            [lost] = (await a.list_runs(job="clean", state="skipped")).items
-            assert (lost.handler, lost.reason) == (f"@{own_id(dead)}", "its node is gone")
 
 
 @virtual
@@ -319,60 +284,6 @@ async def test_a_follower_runs_once_after_all_workers_ran(cluster: Cluster) -> N
         await a.chain("clean", "report", "reload")
         await asyncio.sleep(MINUTE)
     assert counted == [4, -1, -1]
-
-
-@virtual
-async def test_run_on_start_runs_on_the_worker_that_starts(cluster: Cluster) -> None:
-    options: dict[str, Any] = {"schedule": None, "run_on_start": True}
-    async with cluster.worker("a", **options):
-        await asyncio.sleep(1)
-        async with cluster.worker("b", **options):
-            await asyncio.sleep(1)
-    assert cluster.names() == {"a": 1, "b": 1}
-
-
-@virtual
-async def test_a_run_is_skipped_if_its_node_lacks_the_new_handler(cluster: Cluster) -> None:
-    async with cluster.worker("a", schedule=None) as a:
-        await a.add_job("tidy", handler="clean", each_node=True)
-        run = await a.enqueue("tidy", delay="1m")
-        newer = Scheduler(cluster.store, clock=VirtualClock(), inline=True, workers=0)
-        newer.job(id="other")(lambda: None)
-        async with newer:
-            await newer.update_job("tidy", handler="other")
-        ended = await a.wait(run.id, "5m")
-        assert (ended.state, ended.reason) == (
-            State.SKIPPED,
-            "its node does not have the job's handler",
-        )
-
-
-@virtual
-async def test_a_slot_after_an_outage_of_the_store_runs_on_the_nodes_from_before(
-    cluster: Cluster,
-) -> None:
-    """The worker that fires it is back before the others could announce themselves again."""
-    store, faults = cluster.store, [SwitchableFaults(), SwitchableFaults()]
-    workers = []
-    for name, fault in zip("ab", faults, strict=True):
-        cluster.store = FaultyStore(store, fault)  # type: ignore[assignment]
-        workers.append(cluster.worker(name))
-    a, b = workers
-    async with a, b:
-        await until(a, at(0, SLOT_MINUTES - 1))
-        for fault in faults:
-            fault.failing = {"*"}
-        await asyncio.sleep(55)
-        assert await find_workers(store) == []
-        faults[0].failing = set()
-        await asyncio.sleep(10)
-        faults[1].failing = set()
-        await asyncio.sleep(30)
-        runs = await slot_runs(a, at(1))
-        assert {node: run.state for node, run in runs.items()} == {
-            own_id(a): State.SUCCEEDED,
-            own_id(b): State.SUCCEEDED,
-        }
 
 
 @virtual

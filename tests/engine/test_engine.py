@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core import note_kinds
-from mainspring.engine.live_workers import find_workers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock
-from tests.support.engine import EventRecorder, all_runs, on_virtual_time
+from tests.support.engine import all_runs, on_virtual_time
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -54,25 +50,6 @@ async def test_a_worker_that_stops_fires_no_slot_that_it_will_not_run(draining: 
     async with scheduler_on(store, ran):
         await asyncio.sleep(2)
     assert ran == [START + timedelta(seconds=30)]  # the newest of those that were due
-
-
-@on_virtual_time()
-async def test_another_node_leads_as_soon_as_a_drain_begins() -> None:
-    store, ran = MemoryStore(VirtualClock()), list[Any]()
-    first, second = scheduler_on(store, []), scheduler_on(store, ran)
-    await first.start()
-    long = await first.enqueue("long")
-    await asyncio.sleep(1)
-    async with second:
-        await asyncio.sleep(1)
-        assert (first.is_leader, second.is_leader) == (True, False)
-        stopping = asyncio.ensure_future(first.stop(timeout=60))
-        await asyncio.sleep(6)
-        assert second.is_leader
-        assert (await all_runs(store))[long.id].state is State.RUNNING
-        await stopping
-        await asyncio.sleep(10)
-    assert ran == [START + timedelta(seconds=n) for n in (10, 20, 30, 40)]
 
 
 @on_virtual_time()
@@ -114,17 +91,6 @@ async def test_a_start_that_fails_leaves_nothing_open(inline: bool) -> None:
         assert (await scheduler.list_runs()).items
 
 
-@on_virtual_time()
-async def test_a_stop_during_a_start_stops_the_scheduler() -> None:
-    scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
-    starting = asyncio.ensure_future(scheduler.start())
-    await asyncio.sleep(0)
-    await scheduler.stop()
-    assert starting.done()
-    assert not scheduler.started
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 @pytest.mark.parametrize(("graceful", "took"), [(True, 1), (False, 0)])
 @on_virtual_time()
 async def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(
@@ -140,19 +106,3 @@ async def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(
     await scheduler.stop(graceful=graceful, timeout=1)
     assert asyncio.get_running_loop().time() - before == pytest.approx(took, abs=0.5)
     await draining
-
-
-async def test_a_term_that_cannot_be_ended_does_not_keep_the_worker_note() -> None:
-    class NoResigning(MemoryStore):
-        async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-            if any(write.kind == note_kinds.TERM and write.ttl == timedelta() for write in writes):
-                raise StoreUnavailable("away")
-            return await super().put_notes(writes)
-
-    store = NoResigning()
-    scheduler = Scheduler(store)
-    elected = EventRecorder(scheduler, "leader.elected")
-    async with scheduler:
-        await elected.until("leader.elected")
-        assert await find_workers(store)
-    assert not await find_workers(store)

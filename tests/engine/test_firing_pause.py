@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Run, Scheduler, State
-from mainspring.core import note_kinds
-from mainspring.core.model import Note
-from mainspring.engine.firing_pause import NAME
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock
 from tests.support.engine import on_virtual_time
 
@@ -121,46 +117,6 @@ async def test_nodes_that_are_not_enabled_still_prune() -> None:
         await scheduler.wait(run.id, 5)
         await asyncio.sleep(100)
         assert (await scheduler.list_runs()).items == []
-
-
-@pytest.mark.parametrize("value", [{"since": "soon"}, None])
-@on_virtual_time()
-async def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any) -> None:
-    store = MemoryStore(VirtualClock())
-    async with node(store) as scheduler:
-        damaged = Note(kind=note_kinds.PAUSE, name=NAME, value=value)
-        await store.put_notes([NoteWrite(note_kinds.PAUSE, NAME, None, damaged)])
-        await asyncio.sleep(25)
-        assert len(await runs_of(scheduler, "tick")) == 2
-        assert (await scheduler.health()).paused_since is None
-        assert await scheduler.resume_all() is False
-        since = await scheduler.pause_all()
-        assert await scheduler.paused_since() == since
-
-
-@on_virtual_time()
-async def test_slots_that_were_due_before_the_pause_are_planned_by_the_misfire_policy() -> None:
-    """Also those of a job that no node has planned since an earlier pause."""
-
-    store = MemoryStore(VirtualClock())
-    async with node(store):
-        await asyncio.sleep(15)
-    await asyncio.sleep(30)  # three slots are missed
-    async with node(store, enabled=False) as client:
-        for _ in range(2):
-            await client.pause_all()
-            await asyncio.sleep(20)  # two slots are paused
-            await client.resume_all()
-            await asyncio.sleep(10)  # one slot is missed
-    async with node(store) as scheduler:
-        await asyncio.sleep(3)
-        made = await runs_of(scheduler, "tick")
-    slots = sorted((run.scheduled_at, run.state) for run in made)
-    assert [state for _, state in slots] == [
-        *["succeeded"] * 4, "skipped", "succeeded", "skipped", "succeeded"
-    ]  # fmt: skip
-    gaps = [run for run in made if run.state is State.SKIPPED]
-    assert [(run.reason, run.result["count"]) for run in gaps] == [("paused", 2)] * 2
 
 
 @pytest.mark.parametrize("back", [3600, 86400])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Run, RunContext, Scheduler, State, every
+from mainspring import Run, RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.errors import InvalidInput, InvalidState
 from mainspring.schedules import Schedule
@@ -124,15 +124,6 @@ async def test_a_paused_job_goes_on_once_its_delay_has_passed(program: Program) 
 
 
 @virtual
-async def test_a_changed_delay_counts_from_the_same_end(program: Program) -> None:
-    async with program.scheduler():
-        await asyncio.sleep(36)
-    async with program.scheduler(every("1m", after="end")):
-        await asyncio.sleep(70)
-    assert program.began == [10, 95]
-
-
-@virtual
 async def test_a_run_whose_worker_stopped_is_waited_for(program: Program) -> None:
     """The next slot is never fired while it is unfinished, and soon after the delay is over."""
     scheduler = program.scheduler(lease="30s")
@@ -146,17 +137,6 @@ async def test_a_run_whose_worker_stopped_is_waited_for(program: Program) -> Non
     assert first == 10
     assert second - again == pytest.approx(TAKES + 10)
     assert len(await program.runs()) == 2
-
-
-@virtual
-async def test_the_first_slot_is_at_the_start_and_none_comes_after_the_end(
-    program: Program,
-) -> None:
-    start, end = (START + timedelta(seconds=seconds) for seconds in (60, 100))
-    async with program.scheduler(every("10s", after="end", start=start, end=end)) as scheduler:
-        await asyncio.sleep(300)
-        assert (await scheduler.get_job("work")).next_run_at is None
-    assert program.began == [60, 95]
 
 
 @virtual

@@ -10,14 +10,14 @@ import pytest
 
 from mainspring import Client, Scheduler, State
 from mainspring.core import note_kinds, transitions
-from mainspring.core.model import Page, Run, replace
+from mainspring.core.model import Page, Run
 from mainspring.core.transitions import Change
 from mainspring.engine import follower_releaser
-from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteQuery, RunQuery
 from mainspring.testing import FaultyStore, VirtualClock
-from tests.support.engine import LONG, EventRecorder, SwitchableFaults, on_virtual_time
+from tests.support.engine import LONG, SwitchableFaults, on_virtual_time
 
 
 def on(store: Any, **options: Any) -> Scheduler:
@@ -54,27 +54,6 @@ async def test_a_client_releases_the_followers_of_what_it_cancels() -> None:
         await asyncio.sleep(1)
         assert client._engine is not None
         assert not client._engine.follower_releaser._ended
-
-
-class UnreadableWaiting(MemoryStore):
-    """Refuses to look through waiting runs: an index is damaged, say."""
-
-    async def find(self, query: RunQuery) -> Page[Run]:
-        if query.states == frozenset({State.WAITING}):
-            raise StoreError("the index is damaged")
-        return await super().find(query)
-
-
-@on_virtual_time()
-async def test_a_sweep_that_fails_stays_reported_while_others_succeed() -> None:
-    scheduler = on(UnreadableWaiting(VirtualClock()))
-    errors = EventRecorder(scheduler, "scheduler.error")
-    async with scheduler:
-        await asyncio.sleep(5)
-        for _ in range(30):
-            await asyncio.sleep(1)
-            assert (await scheduler.health()).failing == ("sweep",)
-    assert len(errors.names) == 1
 
 
 class Ordered(MemoryStore):
@@ -211,68 +190,3 @@ async def test_the_leader_completes_a_retry_that_was_interrupted(
             assert store.failed == 3
             while (await store.notes(NoteQuery(kind=note_kinds.RETRY))).items:
                 await asyncio.sleep(0.05)
-
-
-async def test_a_note_of_runs_that_are_still_failed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may be about to make them pending."""
-    store = MemoryStore()
-    scheduler = Scheduler(store, inline=True)
-    chain_of_three(scheduler)
-    async with scheduler:
-        root = await scheduler.trigger("up")
-        assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SKIPPED
-        engine = scheduler._engine
-        assert engine is not None
-        await follower_releaser.note_retry(engine.context, [root])
-        await follower_releaser.complete_retries(engine.context)
-        [note] = (await store.notes(NoteQuery(kind=note_kinds.RETRY))).items
-        assert note.value == {"runs": [root.id]}
-        assert (await scheduler.get_run(f"down@{root.id}")).state is State.SKIPPED
-
-
-class Watched(MemoryStore):
-    """Keeps the ids of the runs that were read by a query, in `read`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: set[str] = set()
-
-    async def find(self, query: RunQuery) -> Page[Run]:
-        page = await super().find(query)
-        self.read.update(run.id for run in page.items)
-        return page
-
-
-async def test_a_retry_reads_the_runs_after_it_and_no_other_skipped_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(follower_releaser, "BATCH", 5)
-    store = Watched()
-    scheduler = Scheduler(store, inline=True)
-    broken = True
-
-    @scheduler.job
-    async def up() -> None:
-        assert not broken
-
-    @scheduler.job
-    async def down() -> None: ...
-
-    async with scheduler:
-        root = await scheduler.enqueue("up")
-        behind = [await scheduler.enqueue("down", after=[root.id]) for _ in range(12)]
-        last = await scheduler.enqueue("down", after=[behind[0].id])
-        ended = await scheduler.wait(last.id, 20)
-        assert ended.reason == "upstream failed"
-        others = [
-            replace(ended, id=f"other{reason}{n}", reason=reason, after=after)
-            for reason, after in (("overlap", (root.id,)), ("upstream failed", ("another",)))
-            for n in range(20)
-        ]
-        await store.add(others)
-        store.read.clear()
-        broken = False
-        await scheduler.retry(root.id)
-        for run in (*behind, last):
-            assert (await scheduler.wait(run.id, 20)).state is State.SUCCEEDED
-        assert store.read.isdisjoint(run.id for run in others)

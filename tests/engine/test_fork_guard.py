@@ -78,36 +78,3 @@ def test_a_started_scheduler_is_refused_in_a_fork(tmp_path: Path, way: str) -> N
         "async stop returned",
     ]
     assert "never awaited" not in done.stderr
-
-
-NEW_SCHEDULER = """
-import os
-from mainspring import Scheduler
-from mainspring.errors import StoreError
-
-def make():
-    scheduler = Scheduler("sqlite:///jobs.db")
-    scheduler.job(id="work")(lambda: 42)
-    return scheduler
-
-with make().blocking as parent:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            make().blocking.start()
-        except StoreError as error:
-            print(error, flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    print("the parent:", parent.wait(parent.enqueue("work").id, 30).result, flush=True)
-"""
-
-
-def test_a_fork_cannot_open_the_file_that_its_parent_had_open(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(NEW_SCHEDULER)
-    done = subprocess.run(
-        [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90
-    )
-    refused, parent = done.stdout.splitlines()
-    assert "was open in the process that this one was forked from" in refused, done.stderr
-    assert parent == "the parent: 42"

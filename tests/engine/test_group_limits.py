@@ -85,16 +85,3 @@ def test_a_host_that_is_prompt_again_has_all_capacity_again() -> None:
         assert hosts.start("a")
         hosts.end(0.1)
     assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY
-
-
-def test_a_number_of_the_settings_holds_for_every_host() -> None:
-    hosts = Hosts(per_host=2)
-    assert hosts.start_all("a", "a", "a", "b", "b", "b") == 4
-    assert hosts.limits.full_jobs() == {"a", "b"}
-
-
-def test_a_job_that_calls_another_host_since_is_not_held_up_by_the_first() -> None:
-    hosts = Hosts(per_host=1)
-    hosts.start_all("a", "b")
-    hosts.limits._remember_job("b", "c")
-    assert hosts.limits.full_jobs() == {"a"}

@@ -14,7 +14,6 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Outcome, replace
-from mainspring.core.policy import Policy
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
@@ -24,7 +23,6 @@ from mainspring.errors import (
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store, StoreInfo
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
-from mainspring.testing.store_calls import put_job
 from tests.support.engine import EventRecorder, ended, opened, run_once
 from tests.support.scheduler_fixtures import Make
 
@@ -288,34 +286,6 @@ async def test_a_store_that_goes_away_costs_no_retry(
     assert effects(place) == ["attempt 2"]
 
 
-async def test_many_at_once_and_a_long_run_beside_them(make: Make, place: str | Store) -> None:
-    """Each waits for its turn (or is tried again), and nobody's lease is lost over it."""
-    scheduler = make(lease="2s")
-    over = asyncio.Event()
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext, n: int) -> None:
-        async with ctx.transaction() as session:
-            write(session, f"{n}")
-            await asyncio.sleep(0.05)
-
-    @scheduler.job()
-    async def beside() -> None:
-        await over.wait()
-
-    recorder = EventRecorder(scheduler)
-    async with scheduler:
-        long = await beside.enqueue()
-        runs = await send.enqueue_many([{"n": n} for n in range(8)])
-        done = [await scheduler.wait(run.id, 60) for run in runs]
-        over.set()
-        kept = await ended(scheduler, long)
-    assert {(run.state, run.failures, run.lapses) for run in done} == {(State.SUCCEEDED, 0, 0)}
-    assert sorted(effects(place), key=int) == [f"{n}" for n in range(8)]
-    assert (kept.state, kept.attempt) == (State.SUCCEEDED, 1)
-    assert "ownership.lost" not in recorder.names
-
-
 async def test_followers_are_released_with_the_result(make: Make, place: str | Store) -> None:
     """Any delivery may use it; `effect_once` says that it must."""
     scheduler = make()
@@ -336,19 +306,6 @@ async def test_followers_are_released_with_the_result(make: Make, place: str | S
         event = await recorder.until("run.succeeded", where=lambda e: e.job_id == "second")
     assert event.run is not None
     assert event.run.result == 42
-
-
-async def test_a_result_that_cannot_be_kept_is_kept_as_text(make: Make, place: str | Store) -> None:
-
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            write(session, "sent")
-            ctx.result = {1, 2}
-
-    done = await run_once(make(), send, delivery="effect_once")
-    assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
-    assert done.result == {"kept_as": "text", "repr": "{1, 2}"}
-    assert "job send returned a result that is kept as text only" in done.attempts[0].log[0]
 
 
 async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
@@ -401,35 +358,9 @@ async def test_nothing_is_enqueued_in_a_block(make: Make, place: str | Store, ki
     assert (len(made), len(refused)) == (outside, 1)
 
 
-async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -> None:
-
-    async def send(ctx: RunContext) -> None:
-        with ctx.transaction():
-            pass
-
-    done = await run_once(make(), send, delivery="effect_once")
-    assert done.state is State.FAILED
-    assert "writes `async with ctx.transaction()`" in str(done.error)
-
-
 class WithoutTransactions(MemoryStore):
     def info(self) -> StoreInfo:
         return replace(super().info(), no_transactions="this store keeps its things on paper")
-
-
-async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions() -> None:
-    store = WithoutTransactions()
-    scheduler = Scheduler(store)
-
-    @scheduler.job()
-    async def send(ctx: RunContext) -> None: ...
-
-    async with scheduler:
-        job = await scheduler.add_job("copied", handler=send)
-        await put_job(store, replace(job, policy=Policy.make(job.policy, delivery="effect_once")))
-        assert (await scheduler.pause_job("copied")).enabled is False
-        with pytest.raises(InvalidInput, match="on paper"):
-            await scheduler.update_job("copied", retries=1)
 
 
 def test_what_cannot_be_is_refused_when_the_job_is_made() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from mainspring import Breaker, Event, RunContext, State
-from mainspring.core.events import EVENTS, Events
+from mainspring.core.events import EVENTS
 from mainspring.errors import InvalidInput, RunLost
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
@@ -231,27 +230,6 @@ async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
         await ended(scheduler, expired)
     missing = EVENTS - set(recorder.names) - {"worker.memory_limit"}  # test_memory_watch.py
     assert missing == set()
-
-
-async def test_a_listener_that_is_cancelled_is_not_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    listening: asyncio.Future[asyncio.Task[Any] | None] = asyncio.Future()
-
-    async def listen(event: Event) -> None:
-        listening.set_result(asyncio.current_task())
-        await asyncio.Event().wait()
-
-    events = Events()
-    events.on("run.started", listen)
-    events.deliver_on(asyncio.get_running_loop())
-    events.emit(Event("run.started", datetime.now(UTC)))
-    task = await listening
-    assert task is not None
-    task.cancel()
-    await events.drained()
-    assert task.cancelled()
-    assert caplog.records == []
 
 
 async def test_the_loss_of_a_drained_at_most_once_run_is_reported(make: Make) -> None:

@@ -92,24 +92,3 @@ async def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() 
             await asyncio.sleep(0.2)
         ended = await scheduler.get_run(run.id)
         assert (ended.state, ended.reason) == (State.FAILED, "lost")
-
-
-@on_virtual_time()
-async def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
-    slow = SlowJobReads()
-    memory = MemoryStore(VirtualClock())
-    store: Any = FaultyStore(memory, slow)
-    async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as producer:
-        producer.job(id="handler")(lambda: None)
-        await producer.add_job("job", handler="handler", priority=1)
-        cache = JobCache(store, VirtualClock())
-        slow.on = True
-        reading = asyncio.ensure_future(cache.get(["job"]))
-        await asyncio.sleep(0.5)
-        cache.forget("job")
-        await reading
-        slow.on = False
-        await producer.update_job("job", priority=2)
-        job = (await cache.get(["job"]))["job"]
-        assert job is not None
-        assert job.policy.priority == 2

@@ -13,7 +13,6 @@ from mainspring import Scheduler
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
-from tests.support.scheduler_kill import kill
 
 MINUTE = 60
 
@@ -141,22 +140,6 @@ async def test_a_worker_of_other_queues_does_not_count(shared: SharedStore) -> N
 
 
 @virtual
-async def test_a_killed_worker_counts_as_alive_for_fifteen_seconds(shared: SharedStore) -> None:
-    dead = shared.program("report")
-    await dead.start()
-    await asyncio.sleep(1)
-    kill(dead)
-    async with shared.program("other") as other:
-        await asyncio.sleep(8)
-        assert len(await other.list_workers()) == 2
-        assert (await other.job_health("report")).status == "unknown"
-        await asyncio.sleep(8)
-        assert len(await other.list_workers()) == 1
-        await asyncio.sleep(2 * MINUTE)
-        assert (await other.job_health("report")).status == "orphaned"
-
-
-@virtual
 async def test_a_rename_leaves_one_run_however_often_the_program_restarts(
     shared: SharedStore,
 ) -> None:
@@ -186,21 +169,6 @@ async def test_a_rename_leaves_one_run_however_often_the_program_restarts(
         before = await slots(after, "old_name")
         await asyncio.sleep(30)
         assert await slots(after, "old_name") > before
-
-
-@virtual
-async def test_slots_that_may_overlap_are_fired_during_the_grace(shared: SharedStore) -> None:
-    """A deploy of less than a minute costs such a job no slot."""
-    old = shared.program()
-    old.job("10s", id="tick", overlap="allow")(_work)
-    async with old:
-        await asyncio.sleep(15)
-    async with shared.program("other") as other:
-        await asyncio.sleep(41)
-        pending = (await other.list_runs(job="tick", state="pending")).items
-        assert len(pending) == 4
-        await asyncio.sleep(5 * MINUTE)
-        assert len((await other.list_runs(job="tick", state="pending")).items) <= 7
 
 
 async def _work() -> None: ...
@@ -294,45 +262,6 @@ async def test_a_rare_follower_keeps_the_run_that_waits_for_its_program(
             await asyncio.sleep(MINUTE)
         [waits] = (await first.list_runs(job="load")).items
         assert waits.state == "pending"
-
-
-@virtual
-async def test_orphans_without_a_schedule_are_reported_too(shared: SharedStore) -> None:
-    old = shared.program()
-    for name in ("manual", "by_hand"):
-        old.job(id=name)(_work)
-    async with old:
-        await old.add_job("of_others", handler="manual")
-        await asyncio.sleep(1)
-    async with shared.program("new") as after:
-        await asyncio.sleep(1)
-        *single, together = shared.warnings
-        assert ["manual" in line for line in single] == [False, True]
-        assert together.startswith("2 jobs have no code here any more: `mainspring jobs prune-orp")
-        assert (await after.health()).orphaned_jobs == ()  # a deploy may be under way
-        await asyncio.sleep(2 * MINUTE)
-        found = await after.health()
-        assert found.orphaned_jobs == ("by_hand", "manual")
-        assert (found.status, found.jobs_without_worker) == ("healthy", ())
-        assert len(shared.warnings) == 3
-
-
-@virtual
-async def test_an_orphan_is_found_when_the_last_worker_of_the_old_program_stops(
-    shared: SharedStore,
-) -> None:
-    old = shared.program()
-    old.job(id="manual")(_work)
-    async with shared.program("new") as after:
-        await asyncio.sleep(1)
-        async with old:
-            await asyncio.sleep(5 * MINUTE)
-        await asyncio.sleep(30)
-        assert shared.warnings == []
-        await asyncio.sleep(2 * MINUTE)
-        [warning] = shared.warnings
-        assert "the handler 'manual' of job manual" in warning
-        assert (await after.health()).orphaned_jobs == ("manual",)
 
 
 @virtual

@@ -17,7 +17,6 @@ from mainspring.core.model import Outcome
 from mainspring.core.policy import Delivery, Isolation
 from mainspring.core.transitions import Change
 from mainspring.engine import rescuer
-from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Held, Renewed, Store
 from mainspring.testing import FaultyStore, Injection, VirtualClock
@@ -91,80 +90,6 @@ async def _answer() -> int:
     return 42
 
 
-class _OneLocked(MemoryStore):
-    """A run that cannot be written, as while an open transaction has its document."""
-
-    locked = ""
-
-    async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        if any(change.id == self.locked for change in changes):
-            raise StoreUnavailable("locked")
-        return await super().commit(changes)
-
-
-async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_others() -> None:
-    store = _OneLocked()
-    worker = Scheduler(store, lease="1s")
-    worker.job()(_answer)
-    recorder = EventRecorder(worker)
-    async with Scheduler(store, workers=0) as producer:
-        producer.job()(_answer)
-        runs = await producer.enqueue_many("_answer", [None] * 5)
-        assert len(await steal(store, "_answer", limit=5)) == 5
-    store.locked = runs[2].id
-    async with worker:
-        others = [await ended(worker, run) for run in runs if run.id != store.locked]
-        assert {run.state for run in others} == {State.SUCCEEDED}
-        assert len(recorder.of("run.rescued")) == 4
-        assert (await worker.get_run(store.locked)).state is State.RUNNING
-        store.locked = ""
-        assert (await ended(worker, runs[2])).state is State.SUCCEEDED
-
-
-@pytest.mark.parametrize("survives", [False, True])
-async def test_the_fourth_lapse_is_poison_unless_a_worker_survived(
-    make: Make, second_client: Store, survives: bool
-) -> None:
-    worker = make(queues=["elsewhere"])  # keeps, but claims nothing of this queue
-    worker.job()(_answer)
-    recorder = EventRecorder(worker)
-    async with worker:
-        run = await worker.enqueue("_answer")
-        for lapse in range(1, 5):
-            holder = "dead" if survives else f"dead{lapse}"
-            lease = 0.05 if lapse <= 2 else 1.0
-            [stolen] = await steal(second_client, "_answer", lease=lease, worker=holder)
-            if lapse > 2:  # from here on a worker records the begin first
-                assert await second_client.commit([transitions.began(stolen)]) == [True]
-            await recorder.until("run.rescued", lapse)
-        done = await ended(worker, run)
-        failed = await recorder.until("run.failed")
-    reason = "lapsed" if survives else "poison"
-    assert (done.state, done.reason, done.attempt, done.lapses) == (State.FAILED, reason, 4, 4)
-    assert "dead" in str(done.error)
-    assert failed.run is not None
-    assert failed.run.reason == reason
-
-
-@on_virtual_time()
-async def test_a_lapse_of_a_suspect_that_never_began_is_not_held_against_it() -> None:
-    store = MemoryStore(VirtualClock())
-    keeper = Scheduler(store, inline=True, clock=VirtualClock(), queues=["elsewhere"])
-    keeper.job()(_answer)
-    async with keeper:
-        run = await keeper.enqueue("_answer")
-        for _ in range(6):
-            await steal(store, "_answer")
-            await asyncio.sleep(10)
-        seen = await keeper.get_run(run.id)
-    assert (seen.state, seen.lapses, seen.attempt) == (State.PENDING, 2, 2)
-    worker = Scheduler(store, inline=True, clock=VirtualClock())
-    worker.job()(_answer)
-    async with worker:
-        done = await worker.wait(run.id, 60)
-    assert (done.state, done.result, done.attempt) == (State.SUCCEEDED, 42, 3)
-
-
 async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Store) -> None:
     worker = make(queues=["elsewhere"])
     worker.job(delivery="at_most_once")(_answer)
@@ -174,25 +99,6 @@ async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Stor
         assert await second_client.commit([transitions.began(stolen)]) == [True]
         done = await ended(worker, run)
     assert (done.state, done.reason, done.attempt) == (State.FAILED, "lost", 1)
-
-
-async def test_an_at_most_once_run_that_never_began_is_given_again(
-    make: Make, second_client: Store
-) -> None:
-    producer = make(workers=0)
-    producer.job(delivery="at_most_once")(_answer)
-    async with producer:
-        run = await producer.enqueue("_answer")
-        await steal(second_client, "_answer")
-    worker = make(lease="1s")
-    worker.job(delivery="at_most_once")(_answer)
-    recorder = EventRecorder(worker)
-    async with worker:
-        done = await ended(worker, run)
-        await recorder.until("run.rescued")
-    assert (done.state, done.result, done.attempt, done.lapses) == (State.SUCCEEDED, 42, 1, 0)
-    assert [a.outcome for a in done.attempts] == [Outcome.SUCCEEDED]
-    assert done.token == 2
 
 
 async def test_the_begin_of_an_at_most_once_run_is_on_record_before_its_handler_begins(

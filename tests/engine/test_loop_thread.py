@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
 
 import pytest
 
 from mainspring import Scheduler
-from mainspring.engine.loop_thread import EngineLoop, call_on, run_in_this_thread
+from mainspring.engine.loop_thread import EngineLoop, run_in_this_thread
 from mainspring.errors import NotStarted
 from tests.support.engine import LONG
 
@@ -44,39 +43,6 @@ def test_an_interrupted_coroutine_ends_before_the_interrupt_is_raised() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_in_this_thread(interrupted())
     assert steps == ["ended"]
-
-
-def test_an_error_of_a_call_on_another_loop_reaches_the_caller() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        def fail() -> None:
-            raise LookupError("there")
-
-        with pytest.raises(LookupError, match="there"):
-            await asyncio.to_thread(run_in_this_thread, call_on(loop, fail))
-        assert await asyncio.to_thread(run_in_this_thread, call_on(loop, int, "7")) == 7
-
-    asyncio.run(main())
-
-
-async def test_calls_that_come_at_once_get_their_own_answers_and_contexts() -> None:
-    engine, number = EngineLoop(inline=False), contextvars.ContextVar[int]("number")
-
-    async def divide() -> float:
-        assert asyncio.get_running_loop() is engine.loop
-        return 1 / number.get()
-
-    async def call(divisor: int) -> float:
-        number.set(divisor)
-        return await engine.call(divide())
-
-    answers = await asyncio.gather(*map(call, (1, 0, 2)), return_exceptions=True)
-    await engine.close()
-    assert answers[::2] == [1, 0.5]
-    assert isinstance(answers[1], ZeroDivisionError)
-    with pytest.raises(NotStarted):
-        await engine.call(divide())
 
 
 @pytest.mark.parametrize("stopped", [False, True])

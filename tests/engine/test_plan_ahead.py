@@ -102,24 +102,6 @@ async def test_a_job_that_is_added_after_the_others_were_planned_fires_with_them
             assert await plan.runs(job_id) == [State.SUCCEEDED]
 
 
-@on_virtual_time()
-async def test_a_follower_that_is_added_after_its_root_was_planned_runs_after_it() -> None:
-    async with planned() as plan:
-        await plan.scheduler.add_job("after", handler="work", after=["first"])
-        await asyncio.sleep(1)
-        assert await plan.runs("after") == [State.SUCCEEDED]
-
-
-@on_virtual_time()
-async def test_a_plan_does_not_fire_before_its_slot_after_the_clock_was_set_back() -> None:
-    async with planned() as plan:
-        plan.clock.offset -= 3
-        await asyncio.sleep(2)
-        assert await plan.runs("first") == []
-        await asyncio.sleep(1.5)
-        assert await plan.runs("first") == [State.SUCCEEDED]
-
-
 @pytest.mark.parametrize("seconds", [3, 3600])
 @on_virtual_time()
 async def test_a_slot_that_was_planned_is_missed_after_the_clock_was_set_forward(

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core.model import Source, replace
+from mainspring.core.model import replace
 from mainspring.engine import pruner
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import RunQuery, Store
+from mainspring.stores.protocol import RunQuery
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import *  # noqa: F403
 from tests.support.scheduler_fixtures import Make
@@ -183,23 +183,3 @@ async def test_a_run_whose_upstream_is_gone_is_skipped_instead_of_started(
         again = await ended(scheduler, run)
         assert (again.state, again.reason) == (State.SKIPPED, "upstream deleted")
         assert starts == [1]
-
-
-async def test_a_queued_slot_starts_though_the_slot_before_it_is_gone(
-    make: Make, second_client: Store
-) -> None:
-    """It came after that slot for its turn alone, and needs no result."""
-    scheduler = make()
-
-    @scheduler.job()
-    async def tick(ctx: RunContext) -> int:
-        return len(ctx.results.runs)
-
-    async with scheduler:
-        later = await tick.options(delay="1h").enqueue()
-        slot = replace(
-            later, id="tick@slot", source=Source.SCHEDULE, after=("gone",), run_at=later.created_at
-        )
-        await second_client.add([replace(slot, after_any=True)])
-        run = await ended(scheduler, slot)
-        assert (run.state, run.result) == (State.SUCCEEDED, 0)

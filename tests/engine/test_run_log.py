@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Breaker, RunContext
-from mainspring.core.events import Events
-from mainspring.engine.run_log import log_runs
-from tests.support import isolated_jobs
-from tests.support.engine import EventRecorder, ended, run_once
+from mainspring import RunContext
+from tests.support.engine import ended, run_once
 from tests.support.scheduler_fixtures import Make
 
 
@@ -65,29 +62,6 @@ async def test_success_is_logged_at_info_unless_the_operator_says_otherwise(
     told = [record.getMessage() for record in on(info, logging.INFO)]
     assert any(f"(run {run.id})" in line for line in told) is log_each_run
     assert "a line of the handler" in info.text
-
-
-def test_a_success_that_nobody_reads_makes_no_event() -> None:
-    events = Events()
-    log_runs(events, lambda: True)
-    assert not events.wanted("run.succeeded")
-    logging.getLogger("mainspring.run").setLevel(logging.INFO)
-    try:
-        assert events.wanted("run.succeeded")
-    finally:
-        logging.getLogger("mainspring.run").setLevel(logging.NOTSET)
-
-
-async def test_a_failure_in_another_process_is_logged_with_its_traceback(
-    make: Make, file: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    scheduler = make(file)
-    scheduler.job(isolation="process")(isolated_jobs.give_up)
-    async with scheduler:
-        await ended(scheduler, await scheduler.enqueue("give_up"))
-    [error] = on(caplog, logging.ERROR)
-    assert "in give_up" in error.getMessage()
-    assert error.getMessage().count("hopeless") == 3  # in the line, twice in the traceback
 
 
 async def test_a_start_that_came_too_late_warns(
@@ -144,21 +118,3 @@ def test_without_any_logging_set_up_a_failure_reaches_stderr(tmp_path: Path) -> 
     assert rest.count("Traceback (most recent call last)") == 1
     assert 'raise ValueError(f"no figures in {figures}")' in rest
     assert done.stdout == ""
-
-
-async def test_a_failure_that_opens_the_breaker_names_no_earlier_time(
-    make: Make, info: pytest.LogCaptureFixture
-) -> None:
-    scheduler = make()
-    breaker = Breaker(failures=1, reset="1h")
-
-    @scheduler.job(retries=1, backoff="fixed", retry_delay="1h", breaker=breaker)
-    async def report() -> None:
-        raise ValueError("no figures")
-
-    async with scheduler:
-        recorder = EventRecorder(scheduler, "run.retrying")
-        await report.enqueue()
-        await recorder.until("run.retrying")
-    [told] = [r.getMessage() for r in on(info, logging.WARNING) if "attempt 1 f" in r.getMessage()]
-    assert "attempt 1 failed, which opened its circuit breaker; next attempt once" in told

@@ -10,13 +10,9 @@ from datetime import timedelta
 import pytest
 
 from mainspring import Run, RunContext, Scheduler, State
-from mainspring.core import transitions
 from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
-from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Claimed
-from mainspring.testing import VirtualClock
-from tests.support.engine import EventRecorder, all_runs, ended, on_virtual_time
+from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -107,31 +103,6 @@ async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(mak
     told = len(recorder.of("run.cancelled")) + len(recorder.of("run.succeeded"))
     assert told == 30
     assert "ownership.lost" not in recorder.names
-
-
-class CancelledOnTheWay(MemoryStore):
-    """A cancel comes between every claim and its answer."""
-
-    async def claim(self, claim: Claim) -> Claimed:
-        await asyncio.sleep(0.01)
-        claimed = await super().claim(claim)
-        await self.commit([transitions.request_cancel(run, "in between") for run in claimed.runs])
-        return claimed
-
-
-async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(make: Make) -> None:
-    """Not when the lease lapses: nobody works on such a run."""
-    scheduler = make(CancelledOnTheWay(), lease="10m")
-    recorder = EventRecorder(scheduler)
-
-    @scheduler.job(start_deadline="1ms")
-    async def late() -> None:
-        raise AssertionError
-
-    async with scheduler:
-        done = await ended(scheduler, await late.enqueue())
-        assert (done.state, done.reason) == (State.CANCELLED, "in between")
-        await recorder.until("run.cancelled")
 
 
 async def test_cancel_from_another_process_reaches_the_worker(file: str) -> None:
@@ -254,20 +225,3 @@ async def test_each_stored_run_is_an_event_whoever_made_it(make: Make) -> None:
         await scheduler.backfill("root", now - timedelta(hours=1), now)
         await scheduler.backfill("root", now - timedelta(hours=1), now)
         assert await taken(2) == both
-
-
-@on_virtual_time()
-async def test_node_runs_are_stored_with_an_event_too() -> None:
-    store = MemoryStore(VirtualClock())
-    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-    recorder = EventRecorder(scheduler, "run.enqueued")
-
-    @scheduler.job(each_node=True)
-    async def clean() -> None: ...
-
-    async with scheduler:
-        run = await scheduler.enqueue("clean")
-        await scheduler.wait(run.id, 60)
-    stored = await all_runs(store)
-    assert sorted(stored) == sorted(event.run.id for event in recorder.events if event.run)
-    assert list(stored) == [run.id]

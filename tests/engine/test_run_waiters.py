@@ -68,18 +68,6 @@ async def test_a_thousand_waiters_share_one_query(store: Counting) -> None:
     assert store.asked == [MANY]
 
 
-async def test_a_cancelled_waiter_does_not_affect_others(store: Counting) -> None:
-    waiters = RunWaiters(store)
-    two = [asyncio.create_task(waiters.wait("r1", LONG)) for _ in range(2)]
-    await asyncio.sleep(0)
-    two[0].cancel()
-    await end_all(store)
-    waiters.finished("r1")
-    assert (await two[1]).finished
-    with pytest.raises(asyncio.CancelledError):
-        await two[0]
-
-
 @pytest.mark.parametrize("hangs", [False, True])
 @on_virtual_time()
 async def test_a_wait_ends_in_time_though_the_store_does_not_answer(hangs: bool) -> None:

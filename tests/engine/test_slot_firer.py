@@ -48,34 +48,6 @@ async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
 
 
 @on_virtual_time()
-async def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
-    """The second query of each slot is for the hint that its firing gave."""
-
-    class CountingStore(MemoryStore):
-        due_queries = 0
-
-        async def jobs(self, query: JobQuery) -> Page[Job]:
-            self.due_queries += query.due is not None
-            return await super().jobs(query)
-
-    store = CountingStore(VirtualClock())
-    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, queues=["another"])
-
-    @scheduler.job("1s", overlap="allow")
-    async def tick() -> None: ...
-
-    @scheduler.job("1h")
-    async def rarely() -> None: ...
-
-    async with scheduler:
-        await asyncio.sleep(5)
-        before = store.due_queries
-        await asyncio.sleep(20)
-        assert len((await scheduler.list_runs(job="tick")).items) >= 24
-        assert store.due_queries - before <= 2 * 20 + 2
-
-
-@on_virtual_time()
 async def test_a_job_that_cannot_be_read_delays_no_other_slot() -> None:
     """It stays due, and is the first that a query for due jobs gives."""
 
@@ -149,25 +121,6 @@ async def test_one_firing_that_the_store_refuses_does_not_stop_the_others(
 
 
 @on_virtual_time()
-async def test_a_job_that_was_refused_fires_again_as_soon_as_it_is_changed() -> None:
-    store = RefusingStore("job")
-    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-    ran = asyncio.Event()
-
-    @scheduler.job(id="handler")
-    async def work() -> None:
-        ran.set()
-
-    async with scheduler:
-        await scheduler.add_job("job", handler="handler", schedule="10s")
-        await asyncio.sleep(12)
-        store.refused.clear()
-        await scheduler.update_job("job", priority=9)
-        await asyncio.sleep(2)
-        assert ran.is_set()
-
-
-@on_virtual_time()
 async def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
     """Then no job is at fault: all are tried again as soon as it takes them."""
 
@@ -187,30 +140,3 @@ async def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
         store.refused.clear()
         await asyncio.sleep(10)
         assert ran == {"one", "two"}
-
-
-@on_virtual_time()
-async def test_many_refused_jobs_do_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """More of them than are fired at once."""
-
-    refused = [f"bad-{number}" for number in range(150)]
-    scheduler = Scheduler(RefusingStore(*refused), clock=VirtualClock(), inline=True)
-    told: set[str | None] = set()
-    scheduler.on("scheduler.error", lambda event: told.add(event.job_id))
-    ran = 0
-
-    async def nothing() -> None: ...
-
-    for job_id in refused:
-        scheduler.job("5s", id=job_id)(nothing)
-
-    @scheduler.job("10s")
-    async def good() -> None:
-        nonlocal ran
-        ran += 1
-
-    async with scheduler:
-        await asyncio.sleep(61)
-        assert ran == 6
-        assert told == set(refused)
-    assert any("refuses to fire" in record.getMessage() for record in caplog.records)

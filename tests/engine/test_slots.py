@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, every, rrule
-from mainspring.core.model import Job, Page
-from mainspring.core.schedules import Schedule
+from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, every
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import JobQuery, Store
-from mainspring.testing import FaultyStore, VirtualClock
-from tests.support.engine import LONG, SwitchableFaults, on_virtual_time
+from mainspring.stores.protocol import Store
+from mainspring.testing import VirtualClock
+from tests.support.engine import LONG, on_virtual_time
 from tests.support.scheduler_kill import kill
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -99,117 +96,6 @@ async def test_an_interval_keeps_its_anchor_over_restarts(shared: SharedStore) -
         async with scheduler:
             await asyncio.sleep(rest)
     assert fired == [at(10), at(20), at(30)]
-
-
-@virtual
-async def test_a_changed_interval_counts_from_the_last_slot(shared: SharedStore) -> None:
-    fired: list[datetime] = []
-    for interval, rest in (("10s", 5), ("10m", 700), ("10s", 8)):
-        scheduler = shared.scheduler()
-
-        @scheduler.job(interval, description=interval)
-        async def tick(ctx: RunContext) -> None:
-            fired.append(ctx.scheduled_at)
-
-        async with scheduler:
-            job = await scheduler.get_job("tick")
-            assert job.description == interval
-            await asyncio.sleep(rest)
-    assert job.created_at == START
-    assert fired == [at(600), at(705) + timedelta(microseconds=1)]  # the second at once
-    assert [e.name for e in shared.events if e.name.startswith("job.")] == [
-        "job.created",
-        "job.updated",
-        "job.updated",
-    ]
-
-
-@virtual
-async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(
-    shared: SharedStore,
-) -> None:
-    """As in a rolling deploy, or where one of them is started again and again."""
-    ten, twelve = rrule("FREQ=SECONDLY;INTERVAL=10"), rrule("FREQ=SECONDLY;INTERVAL=12")
-    turns: dict[str, tuple[Schedule, Schedule]] = {
-        "two-intervals": (every("10s"), every("12s")),
-        "two-rules-without-dtstart": (ten, twelve),
-        "a-rule-and-an-interval": (twelve, every("10s")),
-    }
-    fired: dict[str, list[datetime]] = {}
-
-    async def tick(ctx: RunContext) -> None:
-        fired.setdefault(ctx.job_id, []).append(ctx.scheduled_at)
-
-    for turn in range(12):
-        scheduler = shared.scheduler()
-        for job_id, schedules in turns.items():
-            scheduler.job(schedules[turn % 2], id=job_id)(tick)
-        async with scheduler:
-            for job_id, schedules in turns.items():
-                await scheduler.add_job(
-                    f"added-{job_id}", handler=job_id, schedule=schedules[turn % 2], replace=True
-                )
-            await asyncio.sleep(5)
-    assert len(fired) == 6
-    for slots in fired.values():
-        assert len(slots) >= 5
-        assert slots[0] <= at(12)
-
-
-@virtual
-async def test_a_changed_rule_without_dtstart_goes_on_from_the_anchor(shared: SharedStore) -> None:
-    found = []
-    for rule in ("FREQ=DAILY", "FREQ=HOURLY;INTERVAL=2", "FREQ=HOURLY;COUNT=2"):
-        scheduler = shared.scheduler()
-        scheduler.job(rrule(rule), id="tick")(_nothing)
-        async with scheduler:
-            await asyncio.sleep(600)
-            found.append(await scheduler.get_job("tick"))
-        await asyncio.sleep(3 * 3600)
-    assert [job.next_run_at for job in found[:2]] == [at(86_400), at(4 * 3600)]
-    # A rule with COUNT has all of its times from the change on.
-    assert found[2].schedule is not None
-    assert found[2].schedule.upcoming(3, START) == [at(22_800), at(26_400)]
-
-
-@virtual
-async def test_a_changed_schedule_keeps_a_slot_that_is_due(shared: SharedStore) -> None:
-    fired: list[datetime] = []
-    for spec, rest in (("1 0 * * *", 30), ("2 0 * * *", 1), ("0 5 * * *", 5)):
-        scheduler = shared.scheduler()
-
-        @scheduler.job(spec)
-        async def tick(ctx: RunContext) -> None:
-            fired.append(ctx.scheduled_at)
-
-        async with scheduler:
-            job = await scheduler.get_job("tick")
-            await asyncio.sleep(rest)
-        if spec == "2 0 * * *":
-            assert job.next_run_at == at(120)  # a time of day that is still to come is given up
-            await asyncio.sleep(120)
-    assert fired == [at(120)]
-
-
-@virtual
-async def test_registering_an_equal_definition_changes_nothing(shared: SharedStore) -> None:
-    jobs = []
-    for turn in range(4):
-        scheduler = shared.scheduler()
-        if turn == 0:
-            scheduler.job("FREQ=DAILY;COUNT=5", id="rule")(_nothing)
-            scheduler.job("7s", id="interval")(_nothing)
-        else:
-            scheduler.job("FREQ=HOURLY;INTERVAL=2", id="rule")(_nothing)
-            scheduler.job("9m", id="interval")(_nothing)
-        scheduler.job("*/5 * * * *", id="cron", tags=["a", "b"], timezone="Asia/Tokyo")(_nothing)
-        async with scheduler:
-            found = (await scheduler.list_jobs()).items
-            jobs.append({job.id: job for job in found})
-        await asyncio.sleep(1)
-    assert jobs[0]["cron"] == jobs[1]["cron"]
-    assert jobs[1] == jobs[2] == jobs[3]
-    assert len(shared.of("job.updated")) == 2  # the two that were given another schedule
 
 
 @virtual
@@ -309,23 +195,6 @@ async def test_overlap_replace_cancels_the_run_before(shared: SharedStore) -> No
     assert [event.run and event.run.id for event in shared.of("run.cancelled")] == [
         run.id for run in found[:3]
     ]
-
-
-@virtual
-async def test_a_pending_run_that_is_replaced_is_told_once(shared: SharedStore) -> None:
-    """Both nodes look for due slots; the one that fires tells it, and wakes who waits for it."""
-    async with shared.scheduler(queues="other") as one, shared.scheduler(queues="other"):
-
-        @one.job("10s", overlap="replace")
-        async def slow() -> None: ...
-
-        while not (pending := (await one.list_runs(job="slow")).items):
-            await asyncio.sleep(1)
-        gone = await one.wait(pending[0].id, 60)
-        assert (gone.state, gone.attempts) == (State.CANCELLED, ())
-        await asyncio.sleep(1)
-        told = [event.run for event in shared.of("run.cancelled")]
-        assert told == [gone]
 
 
 # Missed slots
@@ -534,60 +403,6 @@ async def test_without_leader_election_every_node_fires_at_once() -> None:
     assert shared.of("leader.elected") == []
 
 
-@virtual
-async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(shared: SharedStore) -> None:
-    """Hints are answered ten times a second; a job that is added here, at once."""
-    late: list[timedelta] = []
-
-    async def note(ctx: RunContext) -> None:
-        late.append(await scheduler.now() - ctx.scheduled_at)
-
-    scheduler = shared.scheduler()
-    noting = scheduler.job(id="noting")(note)
-    async with scheduler:
-        for n in range(20):
-            when = await scheduler.now() + timedelta(milliseconds=2)
-            await scheduler.add_job(f"once-{n}", handler=noting, schedule=when)
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(1)
-    assert len(late) == 20
-    assert max(late) < timedelta(milliseconds=50)
-
-
-@virtual
-async def test_a_follower_answers_to_few_hints(shared: SharedStore) -> None:
-    """It fires nothing before its grace is over; each commit anywhere would wake it in vain."""
-    looks = {"leader": 0, "follower": 0}
-
-    class Counted(FaultyStore):
-        who = "leader"
-
-        async def jobs(self, query: JobQuery) -> Page[Job]:
-            looks[self.who] += query.due is not None
-            page: Page[Job] = await super().jobs(query)
-            return page
-
-    class Following(Counted):
-        who = "follower"
-
-    fair = SwitchableFaults()
-    leader = shared.scheduler(Counted(shared.store, fair))
-    follower = shared.scheduler(Following(shared.store, fair), workers=0)
-    noop = leader.job(id="noop")(_nothing)
-    async with leader:
-        await asyncio.sleep(1)
-        async with follower:
-            await asyncio.sleep(5)
-            assert leader.is_leader
-            assert not follower.is_leader
-            looks.update(leader=0, follower=0)
-            for _ in range(1000):
-                await noop.enqueue()
-                await asyncio.sleep(0.01)
-    assert looks["leader"] >= 50
-    assert looks["follower"] <= 12
-
-
 async def _nothing() -> None: ...
 
 
@@ -642,24 +457,3 @@ async def test_slots_that_are_due_when_a_job_is_paused_leave_a_record(shared: Sh
             "job paused",
         )
         assert passed.result["count"] == 3
-
-
-def test_slots_that_are_due_when_a_file_pauses_their_job_leave_a_record(tmp_path: Path) -> None:
-    file = tmp_path / "mainspring.toml"
-    text = 'name = "shop"\n[jobs.tick]\nschedule = "10s"\nhandler = "shop:tick"\n'
-
-    @virtual
-    async def story(shared: SharedStore) -> None:
-        for written in (text, f"{text}enabled = false\n"):
-            file.write_text(written)
-            async with shared.scheduler(workers=0) as client:
-                applied = await client.apply_jobs(file, with_handlers=False)
-                assert len([*applied.added, *applied.changed]) == 1
-            await asyncio.sleep(35)  # nothing fires
-        async with shared.scheduler(workers=0) as client:
-            [passed] = await runs(client, "tick")
-            assert not (await client.get_job("tick")).enabled
-        assert (passed.state, passed.reason) == (State.SKIPPED, "job paused")
-        assert passed.result["count"] == 3
-
-    story()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mainspring import Run, RunContext, Scheduler, State
 from mainspring.core.model import Outcome
-from mainspring.errors import Snooze
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim
 from mainspring.testing import VirtualClock
@@ -42,24 +41,6 @@ async def test_a_run_that_has_begun_is_tried_again_after_its_deadline(stage: Sta
     async with scheduler:
         run = await scheduler.wait((await flaky.enqueue()).id)
     assert (run.state, run.failures, len(run.attempts)) == (State.FAILED, 4, 4)
-
-
-@virtual
-async def test_a_run_that_was_snoozed_by_its_handler_begins_again_after_its_deadline(
-    stage: Stage,
-) -> None:
-    scheduler, calls = stage.scheduler(), 0
-
-    @scheduler.job(start_deadline="1s")
-    async def polls() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            raise Snooze(after="1m")
-
-    async with scheduler:
-        run = await scheduler.wait((await polls.enqueue()).id)
-    assert (run.state, calls) == (State.SUCCEEDED, 2)
 
 
 @pytest.mark.parametrize("graceful", [True, False])
@@ -143,12 +124,3 @@ async def test_the_deadline_of_a_follower_counts_from_the_end_of_the_run_before_
             run = await other.wait(run.id)
     assert run.state is state
     assert run.reason == ("expired" if state is State.SKIPPED else None)
-
-
-@virtual
-async def test_a_deadline_beyond_the_calendar_is_accepted(stage: Stage) -> None:
-    async with stage.scheduler(workers=0) as client:
-        await client.add_job("job", handler="job", start_deadline="3650d")
-        last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
-        run = await client.enqueue("job", at=last)
-    assert run.run_at == last == run.start_by

@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core.clock import CarriedClock
-from mainspring.core.events import Events
 from mainspring.core.transitions import Change
-from mainspring.engine.store_retry import Outages
-from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
+from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
-from mainspring.testing import FakeClock, FaultyStore, ScriptedFaults, VirtualClock
+from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock
 from mainspring.testing.store_calls import get_runs
 from tests.support.engine import (
     LONG,
@@ -186,23 +183,6 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for(
     assert "the store is there, after" in caplog.text
 
 
-async def test_a_store_that_stays_away_is_waited_for_no_longer_than_said(
-    make: Make, place: str | Store
-) -> None:
-    faults = SwitchableFaults()
-    faults.failing = {"open"}
-    store = FaultyStore(opened(place), faults)
-    with pytest.raises(StoreUnavailable, match="open failed"):
-        await make(store, wait_for_store="250ms").start()
-    assert faults.met["open"] == 2
-    with pytest.raises(StoreUnavailable):
-        await make(store, wait_for_store=0).start()
-    assert faults.met["open"] == 3
-    faults.failing = set()
-    async with make(store):
-        pass
-
-
 async def test_what_waiting_cannot_mend_is_told_at_once(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,39 +283,3 @@ async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Sto
         gate.set()
         async with asyncio.timeout(LONG):
             assert (await waiting).result == "done"
-
-
-async def test_health_recovers_when_no_lease_is_left_to_renew(
-    make: Make, place: str | Store
-) -> None:
-    """A lease that could not be renewed is lost, and there may be none to renew ever after."""
-    faults = SwitchableFaults()
-    scheduler = make(FaultyStore(opened(place), faults), poll="20ms", lease="1s")
-
-    @scheduler.job(id="long", delivery="at_most_once")
-    async def long() -> None:
-        await asyncio.Event().wait()
-
-    async with scheduler:
-        run = await scheduler.enqueue("long")
-        faults.failing = {"renew"}
-        await ended(scheduler, run)
-        faults.failing = set()
-        async with asyncio.timeout(LONG):
-            while (await scheduler.health()).failing:
-                await asyncio.sleep(0.01)
-        assert (await scheduler.health()).status == "healthy"
-
-
-async def test_the_error_is_told_during_another_outage_too(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = FakeClock()
-    outages = Outages(clock, CarriedClock(clock), Events())
-    outages.failed("claim", StoreUnavailable("locked"))
-    outages.failed("renew", StoreUnavailable("locked"))
-    outages.failed("claim", StoreTooNew("newer"))
-    outages.failed("renew", StoreTooNew("newer"))
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert [level for level, _ in told] == ["WARNING", "ERROR"]
-    assert "newer" in told[1][1]

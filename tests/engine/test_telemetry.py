@@ -17,10 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from mainspring import GiveUp, RunContext, Scheduler
 from mainspring.engine.telemetry import Telemetry
 from mainspring.errors import Snooze
-from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore
 from tests.support import isolated_jobs
-from tests.support.engine import EventRecorder, SwitchableFaults
 from tests.support.webhook_endpoint import ALLOW, Endpoint, response, serving
 
 Ended = Callable[[], list[ReadableSpan]]
@@ -162,29 +159,6 @@ async def test_every_way_an_attempt_can_end(ended: Ended) -> None:
     ]
     errors = {told(s, "job.id") for s in ended() if s.status.status_code is StatusCode.ERROR}
     assert errors == {"slow", "hopeless"}
-
-
-async def test_an_attempt_that_lost_its_lease_says_so(ended: Ended) -> None:
-    faults = SwitchableFaults()
-    scheduler = Scheduler(FaultyStore(MemoryStore(), faults), lease="1s", poll="50ms")
-    began = asyncio.Event()
-
-    @scheduler.job()
-    async def stubborn(ctx: RunContext) -> None:
-        if ctx.attempt == 1:
-            began.set()
-            await asyncio.sleep(60)
-
-    async with scheduler:
-        run = await scheduler.enqueue("stubborn")
-        await began.wait()
-        faults.failing = {"renew"}
-        await EventRecorder(scheduler).until("ownership.lost")
-        faults.failing = set()
-        await scheduler.wait(run.id, 30)
-    spans = ended()
-    assert [told(span, "outcome") for span in spans] == ["lost", "succeeded"]
-    assert spans[0].status.status_code is StatusCode.ERROR
 
 
 async def test_a_webhooks_call_lies_inside_its_attempt(ended: Ended) -> None:

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from mainspring import Breaker, Scheduler, State
-from mainspring.core.model import replace
-from mainspring.core.transitions import Change
+from mainspring import Breaker, Scheduler
 from mainspring.engine.worker import LONGEST_WAIT
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Claimed
 from mainspring.testing import VirtualClock
 from tests.support.engine import on_virtual_time
-
-
-class Counting(MemoryStore):
-    """Counts the runs that are claimed, and those that are written."""
-
-    def __init__(self) -> None:
-        super().__init__(VirtualClock())
-        self.counted: Counter[str] = Counter()
-
-    async def claim(self, claim: Claim) -> Claimed:
-        claimed = await super().claim(claim)
-        self.counted["claimed"] += len(claimed.runs)
-        return claimed
-
-    async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        self.counted["written"] += len(changes)
-        return await super().commit(changes)
 
 
 def program(store: MemoryStore, workers: int, **options: Any) -> Scheduler:
@@ -135,51 +113,6 @@ async def test_a_breaker_opens_after_its_failures_and_what_ran_beside_them(
         assert len(tried) == calls
 
 
-@on_virtual_time()
-async def test_an_open_breaker_writes_nothing_to_the_runs_behind_it() -> None:
-    store, calls = Counting(), 0
-    nodes = [program(store, 10) for _ in range(2)]
-
-    async def call() -> None:
-        nonlocal calls
-        calls += 1
-        raise ConnectionError
-
-    for node in nodes:
-        node.job(breaker=Breaker(failures=3, reset="10s"), retries=9, retry_delay="1h")(call)
-    async with nodes[0], nodes[1]:
-        await nodes[0].enqueue_many("call", [None] * 2000)
-        await asyncio.sleep(30)  # by now both nodes know that it is open
-        calls = 0
-        store.counted.clear()
-        await asyncio.sleep(100)
-        assert 9 <= calls <= 10  # one trial in each reset time
-        # Of each trial: its claim and its end, and those of the node that came second.
-        assert store.counted["claimed"] <= 4 * calls
-        assert store.counted["written"] <= 4 * calls
-        for run in (await nodes[0].list_runs(job="call", limit=500)).items:
-            assert run.reason is None
-
-
-@on_virtual_time()
-async def test_a_breaker_that_was_removed_holds_up_nothing() -> None:
-    scheduler, healthy = program(MemoryStore(VirtualClock()), 10), False
-
-    @scheduler.job
-    async def handler() -> None:
-        assert healthy
-
-    async with scheduler:
-        await scheduler.add_job("call", handler="handler", breaker=Breaker(failures=1, reset="5s"))
-        await scheduler.wait((await scheduler.enqueue("call")).id, 60)
-        await asyncio.sleep(60)  # the reset time is over, and nothing was tried
-        healthy = True
-        await scheduler.update_job("call", breaker=None)
-        runs = await scheduler.enqueue_many("call", [None] * 20)
-        for run in runs:
-            assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
-
-
 @pytest.mark.parametrize("workers", [2, 10])
 @pytest.mark.parametrize("later", [0.0, 0.02], ids=["together", "later"])
 @on_virtual_time()
@@ -210,54 +143,3 @@ async def test_a_start_of_a_rate_is_not_used_up_while_long_runs_take_the_capacit
         await asyncio.sleep(7200)
     assert len(begun) == 1
     assert begun[0] - enqueued < 60
-
-
-@on_virtual_time()
-async def test_a_worker_that_starts_while_a_breaker_is_open_does_not_use_up_the_rate() -> None:
-    store, begun = MemoryStore(VirtualClock()), list[float]()
-
-    def make() -> Scheduler:
-        scheduler = program(store, 4)
-
-        @scheduler.job(rate="6/h", breaker=Breaker(failures=2, reset="30s"))
-        async def call() -> None:
-            begun.append(now())
-            assert len(begun) > 2
-
-        return scheduler
-
-    async with make() as first:
-        await first.enqueue_many("call", [None] * 2)
-        await asyncio.sleep(5)
-        await first.enqueue_many("call", [None] * 8)
-    async with make():
-        await asyncio.sleep(60)
-    assert len(begun) == 6
-
-
-@on_virtual_time()
-async def test_a_rate_holds_for_starts_also_beside_a_suspect() -> None:
-    store, begun = MemoryStore(VirtualClock()), list[float]()
-
-    def make(workers: int) -> Scheduler:
-        scheduler = program(store, workers)
-
-        @scheduler.job
-        async def suspect() -> None:
-            await asyncio.sleep(6)
-
-        @scheduler.job(rate="6/1s")
-        async def rated() -> None:
-            begun.append(now())
-
-        return scheduler
-
-    async with make(0) as producer:
-        run = await producer.enqueue("suspect")
-        store._runs[run.id] = replace(store._runs[run.id], lapses=2)
-        await producer.enqueue_many("rated", [None] * 60)
-    async with make(10) as worker:
-        await worker.wait(run.id, 60)
-        await asyncio.sleep(30)
-    assert len(begun) == 60
-    assert max(sum(at <= other < at + 0.99 for other in begun) for at in begun) <= 6

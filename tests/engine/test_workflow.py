@@ -9,12 +9,10 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
-from mainspring.core.model import Page, Run, replace
-from mainspring.engine import bulk_operations, follower_releaser
-from mainspring.errors import InvalidInput, InvalidState, MainspringError
+from mainspring.core.model import replace
+from mainspring.engine import follower_releaser
+from mainspring.errors import InvalidInput, MainspringError
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import RunQuery
-from tests.support import process_handlers
 from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -185,41 +183,6 @@ async def test_a_paused_follower_is_left_out(make: Make) -> None:
     assert [name for name, _ in ran] == ["extract", "right", "join", "report"]
 
 
-class Reading(MemoryStore):
-    """Counts the runs that queries give."""
-
-    read = 0
-
-    async def find(self, query: RunQuery) -> Page[Run]:
-        page = await super().find(query)
-        self.read += len(page.items)
-        return page
-
-
-async def test_an_ended_run_looks_for_its_own_followers_only() -> None:
-    """Each run that ended made its process read all waiting runs: with 5,000 of them the
-    throughput fell to a third."""
-    store = Reading()
-    scheduler = Scheduler(store)
-
-    @scheduler.job()
-    async def held() -> None: ...
-
-    @scheduler.job()
-    async def quick() -> None: ...
-
-    async with scheduler:
-        root = await scheduler.enqueue("held", delay="1h")
-        await scheduler.enqueue_many("quick", [None] * 500, after=[root.id])
-        store.read = 0
-        for _ in range(40):
-            run = await scheduler.enqueue("quick")
-            await scheduler.wait(run.id, 20)
-        behind = await scheduler.enqueue("quick", after=[run.id])
-        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
-    assert store.read < 10 * 500  # a few looks at all of them, in a rhythm of their own
-
-
 async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -260,22 +223,6 @@ async def test_a_job_that_runs_after_failures_learns_what_failed(make: Make) -> 
         root = await scheduler.trigger("extract")
         done = await scheduler.wait(f"report@{root.id}", 10)
     assert done.result == {"results": {"extract": 3}, "failed": {"load": "OSError: disk full"}}
-
-
-async def test_a_process_of_its_own_learns_what_failed_too(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job
-    async def extract() -> None:
-        raise OSError("disk full")
-
-    scheduler.job(id="report", after=extract, after_failure="run", isolation="process")(
-        process_handlers.failed_upstream
-    )
-    async with scheduler:
-        root = await scheduler.trigger("extract")
-        done = await scheduler.wait(f"report@{root.id}", 30)
-    assert (done.state, done.result) == (State.SUCCEEDED, {"extract": "OSError: disk full"})
 
 
 async def test_an_enqueued_run_may_run_after_failures_although_its_job_does_not(
@@ -378,34 +325,6 @@ async def test_a_chain_runs_in_order_and_stops_at_a_failure(make: Make) -> None:
     ]
 
 
-async def test_a_link_that_follows_an_earlier_one_anyway_runs_once(make: Make) -> None:
-    scheduler = make()
-    ran: list[str] = []
-
-    def step(name: str, **policy: Any) -> None:
-        @scheduler.job(id=name, **policy)
-        async def body(word: str = "?") -> None:
-            ran.append(f"{name} {word}")
-
-    step("extract")
-    step("load", after="extract")
-    step("report", after="load")
-    step("check")
-    async with scheduler:
-        runs = await scheduler.chain("extract", "check", ("load", {"word": "all"}))
-        root, check, load = runs
-        assert load.id == f"load@{root.id}"
-        assert set(load.after) == {root.id, check.id}
-        assert (await scheduler.wait(f"report@{root.id}", 10)).state is State.SUCCEEDED
-        assert ran == ["extract ?", "check ?", "load all", "report ?"]
-        assert len((await scheduler.list_runs()).items) == 4
-        with pytest.raises(InvalidInput, match="cannot run 'report' before 'load'"):
-            await scheduler.chain("extract", "report", "load")
-        assert len((await scheduler.list_runs()).items) == 4
-        twice = await scheduler.chain("extract", "load", "load")
-        assert (await scheduler.wait(twice[-1].id, 10)).state is State.SUCCEEDED
-
-
 async def test_a_chain_with_a_wrong_link_queues_nothing(make: Make) -> None:
     scheduler = make()
 
@@ -446,53 +365,6 @@ async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) 
         "│     └─ report",
         "└─ right",
     ]
-
-
-async def test_a_retry_revives_the_followers_of_each_payload(make: Make) -> None:
-    scheduler = make()
-    broken = True
-
-    @scheduler.job
-    async def part(n: int) -> int:
-        assert not broken
-        return n
-
-    @scheduler.job(after=part)
-    async def load(ctx: RunContext) -> int:
-        return int(ctx.results["part"])
-
-    async with scheduler:
-        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(3)])
-        ids = [f"load@{run.id}" for run in parts]
-        for run_id in ids:
-            assert (await scheduler.wait(run_id, 10)).state is State.SKIPPED
-        broken = False
-        assert (await scheduler.retry_runs([run.id for run in parts])).done == 3
-        assert [(await scheduler.wait(run_id, 10)).result for run_id in ids] == [0, 1, 2]
-
-
-async def test_a_refused_retry_revives_nothing(make: Make) -> None:
-    scheduler = make()
-    broken = True
-
-    @scheduler.job
-    async def extract() -> None:
-        assert not broken
-        await asyncio.sleep(60)
-
-    @scheduler.job(after=extract)
-    async def load() -> None: ...
-
-    async with scheduler:
-        first = await scheduler.enqueue("extract", dedupe_key="k")
-        assert (await scheduler.wait(f"load@{first.id}", 10)).state is State.SKIPPED
-        broken = False
-        other = await scheduler.enqueue("extract", dedupe_key="k")
-        with pytest.raises(InvalidState, match="is held by another run"):
-            await scheduler.retry(first.id)
-        assert (await scheduler.retry_runs([first.id])).done == 0
-        assert (await scheduler.get_run(f"load@{first.id}")).state is State.SKIPPED
-        await scheduler.cancel(other.id)
 
 
 @pytest.mark.parametrize("in_bulk", [True, False], ids=["in bulk", "one by one"])
@@ -568,41 +440,3 @@ async def test_a_follower_alone_is_not_tried_again_after_a_failed_run(make: Make
         async with asyncio.timeout(10):
             while (await scheduler.get_run(run.id)).state is not State.SUCCEEDED:
                 await asyncio.sleep(0.02)
-
-
-async def test_cancelled_slots_of_a_queue_are_tried_again_one_by_one(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even if there are more of them than one commit takes."""
-    monkeypatch.setattr(bulk_operations, "PAGE", 2)
-    scheduler = make()
-    running, most, done = 0, 0, 0
-    held = True
-
-    @scheduler.job("100ms", overlap="queue")
-    async def tick() -> None:
-        nonlocal running, most, done
-        if held:
-            await asyncio.sleep(600)
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        running -= 1
-        done += 1
-
-    async with scheduler:
-        async with asyncio.timeout(10):
-            while len((await scheduler.list_runs(job="tick")).items) < 5:
-                await asyncio.sleep(0.05)
-        await scheduler.pause_job("tick")
-        cancelled = await scheduler.cancel_runs(job="tick")
-        runs = (await scheduler.list_runs(job="tick")).items
-        # On a busy machine a slot may be due when the job is paused: it is skipped, not cancelled.
-        runs = [run for run in runs if run.state is not State.SKIPPED]
-        for run in runs:
-            await scheduler.wait(run.id, 10)
-        held = False
-        assert (await scheduler.retry_runs(state="cancelled", job="tick")).done == cancelled.done
-        for run in runs:
-            assert (await scheduler.wait(run.id, 10)).state is State.SUCCEEDED
-    assert (done, most) == (len(runs), 1)

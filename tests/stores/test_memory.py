@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +13,7 @@ from mainspring.errors import InvalidInput, InvalidPayload
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
-from mainspring.testing import FakeClock, VirtualClock, run_virtual
+from mainspring.testing import FakeClock, VirtualClock
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.records import a_run
 
@@ -56,30 +55,6 @@ async def test_a_refused_result_leaves_its_whole_batch_undone() -> None:
             ]
         )
     assert {run.state for run in (await get_runs(store, "ab")).values()} == {State.RUNNING}
-
-
-def test_waiters_are_woken_the_same_way_in_every_replay() -> None:
-    def order() -> list[int]:
-        woken = []
-
-        async def waiter(store: MemoryStore, n: int) -> None:
-            await store.wait(60)
-            woken.append(n)
-
-        async def main() -> None:
-            store = MemoryStore(VirtualClock())
-            tasks = [asyncio.create_task(waiter(store, n)) for n in range(20)]
-            await asyncio.sleep(1)
-            await store.add([make(VirtualClock(), "a")])
-            await asyncio.gather(*tasks)
-
-        run_virtual(main, seed=5)
-        return woken
-
-    first = order()
-    junk = [object() for _ in range(1000)]
-    assert order() == first
-    assert junk
 
 
 def test_a_store_by_its_url() -> None:

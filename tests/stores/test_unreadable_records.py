@@ -13,7 +13,6 @@ import pytest
 
 from mainspring import RunContext, Scheduler
 from mainspring.core.model import State
-from mainspring.engine import rescuer
 from mainspring.errors import RecordUnreadable
 from mainspring.stores import codec
 from tests.support.engine import LONG
@@ -130,33 +129,3 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
             await scheduler.pause_job("bad")
         await scheduler.remove_job("bad", force=True)
         assert (await scheduler.list_unreadable())[0] == []
-
-
-async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rescuer, "BATCH", 2)
-
-    def made(workers: int) -> Scheduler:
-        scheduler = Scheduler(f"sqlite:///{place}", workers=workers)
-
-        @scheduler.job()
-        async def good() -> None: ...
-
-        @scheduler.job()
-        async def bad() -> None: ...
-
-        return scheduler
-
-    async with made(0) as scheduler:
-        run = await scheduler.enqueue("good")
-        ids = [run.id, *[(await scheduler.enqueue("bad")).id for _ in range(3)]]
-    for run_id in ids:
-        lapsed = (
-            "UPDATE mainspring_runs SET state = 'running', token = 1, attempt = 1, worker = 'gone',"
-            " started_at = 1, lease_until = 2 WHERE id = ?"
-        )
-        damage(place, lapsed, run_id)
-    damage(place, "UPDATE mainspring_jobs SET policy = ? WHERE id = 'bad'", BROKEN)
-    async with made(2) as scheduler:
-        assert (await scheduler.wait(run.id, timeout=LONG)).state is State.SUCCEEDED

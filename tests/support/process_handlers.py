@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,20 +29,6 @@ def echo(value: Any) -> Any:
 
 def payload(ctx: RunContext) -> Any:
     return ctx.payload
-
-
-def surroundings() -> dict[str, Any]:
-    return {
-        "cwd": os.getcwd(),
-        "path": sys.path,
-        "leader": os.getpid() == os.getpgrp() == os.getsid(0),
-        "stdin": os.readlink("/proc/self/fd/0"),
-    }
-
-
-def wander() -> None:
-    os.chdir("/")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def fail() -> NoReturn:
@@ -74,37 +58,6 @@ def report_error(ctx: RunContext) -> None:
         fail()
     except ValueError:
         ctx.log.exception("it went wrong")
-
-
-def garbage() -> None:
-    for wire in _sockets():
-        wire.sendall(b"\xff" * 64)
-    time.sleep(600)
-
-
-def misspoken(message: str) -> None:
-    """A frame that is well formed, and says something no child says."""
-    for wire in _sockets():
-        wire.sendall(len(message).to_bytes(4, "big") + message.encode())
-    time.sleep(600)
-
-
-def hang_up() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for wire in _sockets():
-        wire.shutdown(socket.SHUT_WR)
-    time.sleep(600)
-
-
-def _sockets() -> list[socket.socket]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.append(socket.socket(fileno=os.dup(int(name))))
-        except OSError:
-            continue
-    return [one for one in found if one.family == socket.AF_UNIX]
 
 
 def block(ctx: RunContext) -> None:
@@ -151,28 +104,6 @@ def leave_grandchild() -> int:
     return int(shell.stdout)
 
 
-def fork_and_return() -> str:
-    return "fork" if os.fork() == 0 else "parent"
-
-
-def fork_and_die(ctx: RunContext) -> None:
-    """The fork holds the connection open; the death must be seen all the same."""
-    ctx.log.warning("about to die")
-    if os.fork() == 0:
-        time.sleep(600)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def log_from_thread(ctx: RunContext) -> None:
-    """A thread that goes on logging after its run is over."""
-
-    def chatter() -> None:
-        while True:
-            ctx.log.warning("still here")
-
-    threading.Thread(target=chatter, daemon=True).start()
-
-
 def hog(ctx: RunContext, mib: int) -> int:
     """Grow in small steps, as most leaks do."""
     kept = []
@@ -202,10 +133,6 @@ class Tools:
         return text.upper()
 
     def method(self) -> None: ...
-
-
-def failed_upstream(ctx: RunContext) -> dict[str, str | None]:
-    return {name: run.error for name, run in ctx.results.failed.items()}
 
 
 def hoard_and_burn(size: int) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
-from tests.support import process_handlers as handlers
-from tests.support.process_pool import Started, alive, result
+from tests.support.process_pool import alive
 
 PRELUDE = """
 import asyncio, os, subprocess, sys, time
@@ -205,72 +200,6 @@ def test_a_parent_that_is_killed_takes_its_processes_along(script: Path, handler
     while any(map(alive, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-_ORPHAN = """
-import socket
-from mainspring.engine.executors.child_main import _Channel
-ours, parents = socket.socketpair()
-channel = _Channel(ours.detach())
-parents.close()
-channel.send({"type": "progress"})
-print("still here")
-"""
-
-
-def test_a_child_that_reports_to_a_dead_parent_ends_without_a_word(tmp_path: Path) -> None:
-    """It printed a BrokenPipeError for every run that was under way when its worker died."""
-    orphan = subprocess.run(
-        [sys.executable, "-c", _ORPHAN],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
-    assert (orphan.returncode, orphan.stdout, orphan.stderr) == (-signal.SIGKILL, "", "")
-
-
-def test_a_loop_in_another_thread() -> None:
-    """The engine has a thread of its own; that thread may block signals, too."""
-    replies: list[Reply] = []
-
-    async def work() -> None:
-        pool = ProcessPool(size=1)
-        replies.append(await Started(pool, handlers.add, a=1, b=2).task)
-        run = Started(pool, handlers.block)
-        pid = await run.pid()
-        await run.cancel()
-        assert not alive(pid)
-        replies.append(await Started(pool, handlers.add, a=3, b=4).task)
-        await pool.close()
-
-    def engine() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        asyncio.run(work())
-
-    thread = threading.Thread(target=engine)
-    thread.start()
-    thread.join(60)
-    assert [reply.result for reply in replies] == [3, 7]
-
-
-async def test_an_import_that_hangs_ends_with_a_cancel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ready = tmp_path / "ready"
-    os.mkfifo(ready)
-    (tmp_path / "slow_module.py").write_text(
-        f"import os, time\nopen({str(ready)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    pool = ProcessPool(size=1)
-    run = Started(pool, Target("slow_module", "handler"))
-    pid = int(await asyncio.to_thread(ready.read_text))
-    await run.cancel()
-    assert not alive(pid)
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-    await pool.close()
 
 
 def test_a_program_that_starts_its_scheduler_on_import_has_no_workers_in_children(

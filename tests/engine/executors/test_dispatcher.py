@@ -21,9 +21,8 @@ from mainspring.core.model import Outcome
 from mainspring.engine import worker
 from mainspring.engine.executors.process_pool import ProcessPool, Reply
 from mainspring.errors import InvalidInput
-from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
-from tests.support.engine import LONG, EventRecorder, ended, run_once, until
+from tests.support.engine import EventRecorder, ended, run_once, until
 from tests.support.process_pool import alive
 from tests.support.scheduler_fixtures import Make
 from tests.support.webhook_endpoint import endpoint, scheduler
@@ -121,16 +120,6 @@ async def test_a_thread_keeps_its_place_until_it_ends(
     assert told == [True]
 
 
-async def test_async_work_in_a_thread_runs_off_the_programs_loop(make: Make) -> None:
-    home = asyncio.get_running_loop()
-
-    async def aside() -> bool:
-        await asyncio.sleep(0)
-        return asyncio.get_running_loop() is home
-
-    assert (await run_once(make(), aside, isolation="thread")).result is False
-
-
 async def test_a_handler_that_blocks_the_loop_past_its_timeout_has_timed_out(make: Make) -> None:
     scheduler = make()
 
@@ -218,26 +207,6 @@ async def test_hooks_and_listeners_see_no_context_variable_of_a_run(
         await until(lambda: [name for name, _ in seen].count("on_error") == 10)
     assert {value for _, value in seen} == {"nobody"}
     assert {name for name, _ in seen} == {*hooks, "listener"}
-
-
-async def test_the_program_context_is_the_one_of_a_blocking_start(file: str) -> None:
-    def main() -> list[Any]:
-        isolated_jobs.TENANT.set("the program")
-        scheduler = Scheduler(file)
-        scheduler.job(isolated_jobs.change_tenant)
-        scheduler.job(isolated_jobs.change_tenant_later)
-        scheduler.blocking.start()
-        try:
-            isolated_jobs.TENANT.set("the caller")
-            runs = [
-                scheduler.blocking.enqueue(job, {"to": "another"})
-                for job in ("change_tenant", "change_tenant_later", "change_tenant")
-            ]
-            return [scheduler.blocking.wait(run.id, timeout=LONG).result for run in runs]
-        finally:
-            scheduler.blocking.stop()
-
-    assert await asyncio.to_thread(main) == ["the program"] * 3
 
 
 # Around each attempt
@@ -392,25 +361,6 @@ async def test_memory_limit_steering_and_odd_results_in_a_process(make: Make) ->
     assert "job odd returned a result that is kept as text only" in odd.attempts[0].log[0]
 
 
-async def test_hooks_hear_of_process_runs(make: Make) -> None:
-    scheduler = make()
-    told: list[str] = []
-    scheduler.job(
-        isolation="process",
-        on_start=lambda ctx: told.append("start"),
-        on_success=lambda ctx, result: told.append(f"success {result}"),
-    )(isolated_jobs.add)
-    scheduler.job(isolation="process", on_error=lambda ctx, error: told.append(str(error)))(
-        isolated_jobs.give_up
-    )
-    recorder = EventRecorder(scheduler)
-    async with scheduler:
-        await ended(scheduler, await scheduler.enqueue("add", {"a": 1, "b": 1}))
-        await ended(scheduler, await scheduler.enqueue("give_up"))
-        await recorder.until("run.failed")
-    assert told == ["start", "success 2", "GiveUp: hopeless"]
-
-
 # -- two loops ------------------------------------------------------------------------------
 
 
@@ -461,68 +411,6 @@ async def test_work_of_one_loop_that_never_ends_leaves_places_to_the_other(
         crowding.cancel()
         await mainspring.stop(graceful=False)
     assert run.state is State.SUCCEEDED
-
-
-async def test_a_place_is_recalled_also_where_nothing_waits_for_it() -> None:
-    """Its loop has no work that waits when it is asked for the place, and then without end."""
-    crowd = Crowd(workers=2)
-    mainspring = crowd.mainspring
-    go_on, holding = asyncio.Event(), 0
-
-    @mainspring.job(id="hold")
-    async def hold(ctx: RunContext) -> None:
-        nonlocal holding
-        holding += 1
-        await go_on.wait()
-
-    async with endpoint() as made, mainspring:
-        await mainspring.add_job("hook", webhook=made.url)
-        await crowd.add("mine")  # so that it claims ahead
-        while crowd.ended < 400:
-            await asyncio.sleep(0.01)
-        await crowd.add("hold", 2)
-        while holding < 2:
-            await asyncio.sleep(0.01)
-        hook = await mainspring.enqueue("hook", priority=9)
-        while (await mainspring.get_run(hook.id)).state is State.PENDING:
-            await asyncio.sleep(0.01)
-        crowding = asyncio.create_task(crowd.flood("mine"))
-        while crowd.added < 802:
-            await asyncio.sleep(0.01)
-        go_on.set()
-        run = await mainspring.wait(hook.id, timeout=20)
-        assert not crowding.done()
-        crowding.cancel()
-        await mainspring.stop(graceful=False)
-    assert run.state is State.SUCCEEDED
-
-
-async def test_a_cancellation_that_a_handler_leaves_is_nobody_elses() -> None:
-    store = MemoryStore()
-
-    def with_handlers(workers: int) -> Scheduler:
-        mainspring = scheduler(store=store, workers=workers)
-
-        @mainspring.job(id="rude")
-        async def rude() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-
-        @mainspring.job(id="next")
-        async def following() -> None:
-            await asyncio.sleep(0)
-
-        return mainspring
-
-    runs = []
-    async with with_handlers(0) as producer:  # so that all are there at once, and follow closely
-        for _ in range(20):
-            await producer.enqueue("rude")
-            runs.append(await producer.enqueue("next"))
-    async with with_handlers(1) as worker:
-        ended = [await worker.wait(run.id, timeout=20) for run in runs]
-    assert {run.state for run in ended} == {State.SUCCEEDED}
 
 
 async def test_an_attempt_in_a_process_that_ends_late_ends_once(

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
-from mainspring.stores.protocol import Store
+from mainspring import Scheduler, State
 from tests.support.engine import LONG, ended, until
 from tests.support.scheduler_fixtures import Make
 
@@ -50,25 +49,6 @@ async def test_no_more_handlers_run_at_once_than_the_worker_has_slots(make: Make
     assert most == 3
 
 
-async def test_hooks_of_runs_in_different_slots_wait_at_once(make: Make) -> None:
-    scheduler = make(workers=3)
-    together = asyncio.Barrier(3)
-    met = []
-
-    async def meet(ctx: RunContext) -> None:
-        await together.wait()
-        met.append(ctx.run_id)
-
-    @scheduler.job(on_start=meet)
-    async def work() -> None: ...
-
-    async with scheduler:
-        runs = await work.enqueue_many([{}] * 3)
-        for run in runs:
-            assert (await ended(scheduler, run)).state is State.SUCCEEDED
-    assert sorted(met) == sorted(run.id for run in runs)
-
-
 async def test_threads_and_the_loop_share_the_worker_slots(make: Make) -> None:
     scheduler = make(workers=2)
     lock = threading.Lock()
@@ -99,28 +79,6 @@ async def test_threads_and_the_loop_share_the_worker_slots(make: Make) -> None:
         for run in runs:
             assert (await ended(scheduler, run)).state is State.SUCCEEDED
     assert most == 2
-
-
-async def test_attempts_queued_for_the_loop_do_not_delay_threads(make: Make) -> None:
-    """A stream of loop work that always has the next at hand still gives places back."""
-    scheduler = make(workers=1)
-    go = True
-
-    @scheduler.job()
-    async def stream() -> None:
-        if go:
-            await stream.enqueue()
-            await stream.enqueue()
-
-    @scheduler.job()
-    def in_thread() -> None: ...
-
-    async with scheduler:
-        await stream.enqueue()
-        await until(lambda: scheduler._engine and scheduler._engine.worker.claimed_ahead)
-        run = await in_thread.enqueue()
-        assert (await ended(scheduler, run)).state is State.SUCCEEDED
-        go = False
 
 
 async def test_a_run_that_waits_has_a_task_of_its_own(make: Make) -> None:
@@ -190,34 +148,6 @@ async def test_a_queued_attempt_can_be_cancelled(make: Make) -> None:
         assert (await ended(scheduler, first)).state is State.SUCCEEDED
         assert (await ended(scheduler, third)).state is State.SUCCEEDED
     assert begun[MANY:] == ["a", "c"]
-
-
-async def test_run_started_is_emitted_when_the_handler_starts(
-    make: Make, second_client: Store
-) -> None:
-    scheduler = make(workers=1)
-    go = asyncio.Event()
-    go.set()
-    started: list[str] = []
-    scheduler.on("run.started", lambda event: started.append(event.run.id if event.run else ""))
-
-    @scheduler.job()
-    async def work() -> None:
-        await go.wait()
-
-    async with scheduler:
-        await warmed(scheduler, work.enqueue_many)
-        del started[:]
-        go.clear()
-        first, second = await work.enqueue_many([{}] * 2)
-        assert scheduler._engine is not None
-        worker = scheduler._engine.worker
-        await until(lambda: worker.running == 1 and worker.claimed_ahead == 1, "claiming ahead")
-        await until(lambda: started)
-        assert started == [first.id]
-        go.set()
-        await ended(scheduler, second)
-    assert started == [first.id, second.id]
 
 
 async def test_runs_that_a_blocked_loop_cannot_begin_are_done_by_others(

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import signal
-import sys
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -103,22 +102,6 @@ async def test_a_logged_exception_keeps_its_traceback(pool: ProcessPool) -> None
     assert "ValueError: boom" in run.context.log_lines[0]
 
 
-async def test_a_thread_that_outlives_its_run_does_not_log_into_the_next() -> None:
-    pool = ProcessPool(size=1)
-    await Started(pool, handlers.log_from_thread).task
-    run = Started(pool, handlers.report)
-    await run.task
-    assert [line.split()[-3:] for line in run.context.log_lines] == [["half", "of", "10"]]
-    await pool.close()
-
-
-async def test_a_child_has_the_working_directory_and_path_of_its_parent(pool: ProcessPool) -> None:
-    here = await result(pool, handlers.surroundings)
-    assert here == {"cwd": os.getcwd(), "path": sys.path, "leader": True, "stdin": os.devnull}
-    await result(pool, handlers.wander)
-    assert await result(pool, handlers.surroundings) == here
-
-
 # Finding the function
 
 
@@ -147,14 +130,6 @@ def test_what_another_process_cannot_find_is_refused(function: Function, why: st
     assert "at the top of a module" in str(caught.value)
 
 
-def test_a_name_that_means_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = handlers.add
-    monkeypatch.setattr(handlers, "add", handlers.fail)
-    Target.check(add)
-    with pytest.raises(InvalidInput, match="is something else"):
-        Target.of(add)
-
-
 async def test_a_module_that_cannot_be_imported_is_named(pool: ProcessPool) -> None:
     failure = await error(pool, Target("no.such.module", "handler"))
     assert "no.such.module:handler cannot be loaded" in failure.message
@@ -170,15 +145,6 @@ MIB = 2**20
 # Ends that no handler reports
 
 
-async def test_exit_keeps_what_was_said_before(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.report_and_die)
-    with pytest.raises(ProcessDied, match="exit code 3"):
-        await run.task
-    assert run.context.latest_progress == Progress(5, 10, "halfway")
-    assert len(run.context.log_lines) == 1
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
 async def test_a_sigkill_from_outside_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
     run = Started(pool, handlers.block)
     os.kill(await run.pid(), signal.SIGKILL)
@@ -190,31 +156,6 @@ async def test_an_idle_process_that_was_killed_is_replaced(pool: ProcessPool) ->
     pid = await result(pool, handlers.pid)
     os.kill(pid, signal.SIGKILL)  # at once, so that the next order goes to the dying one
     assert await result(pool, handlers.pid) != pid
-
-
-async def test_a_fork_that_holds_the_connection_hides_no_death(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.fork_and_die)
-    with pytest.raises(ProcessDied, match="SIGKILL"):
-        await run.task
-    assert run.context.log_lines[0].endswith("about to die")
-
-
-async def test_only_one_of_two_forks_answers(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.fork_and_return) == "parent"
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
-async def test_garbage_on_the_wire(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match=r"a frame of 4,294,967,295 bytes"):
-        await Started(pool, handlers.garbage).task
-    for message in ("{", "[]", "{}", '{"type":"x"}', '{"type":"done"}', '{"a":{"$decimal":"x"}}'):
-        with pytest.raises(ProcessDied, match="sent an invalid message"):
-            await Started(pool, handlers.misspoken, message=message).task
-
-
-async def test_a_closed_connection_ends_the_attempt(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match="closed its connection"):
-        await Started(pool, handlers.hang_up).task
 
 
 # Cancel and timeout

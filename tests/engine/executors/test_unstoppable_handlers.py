@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore, VirtualClock
-from tests.support.engine import EventRecorder, SwitchableFaults, ended, on_virtual_time
+from mainspring.testing import VirtualClock
+from tests.support.engine import ended, on_virtual_time
 from tests.support.scheduler_fixtures import Make
 
 
@@ -49,35 +49,6 @@ async def test_a_cancel_leaves_the_timeout_of_a_thread_on(make: Make) -> None:
         assert (await scheduler.health()).stuck_threads == 1
         go.set()
     assert (done.state, done.lease_until) == (State.CANCELLED, None)
-
-
-@on_virtual_time()
-async def test_a_lost_lease_is_told_once() -> None:
-    """Also of a handler that was cancelled before, and does not end."""
-
-    faults, over = SwitchableFaults(), asyncio.Event()
-    store = FaultyStore(MemoryStore(VirtualClock()), faults)
-    scheduler = Scheduler(store, inline=True, clock=VirtualClock(), lease="6s", workers=2)
-    recorder = EventRecorder(scheduler)
-
-    @scheduler.job()
-    async def stubborn(ctx: RunContext) -> int:
-        if ctx.attempt == 1:
-            await swallow_until(over)
-        return ctx.attempt
-
-    async with scheduler:
-        run = await stubborn.enqueue()
-        await recorder.until("run.started")
-        assert await scheduler.cancel(run.id)
-        await asyncio.sleep(2)
-        faults.failing = {"renew"}
-        await asyncio.sleep(30)
-        assert len(recorder.of("ownership.lost")) == 1
-        faults.failing = set()
-        await asyncio.sleep(30)
-        assert len(recorder.of("ownership.lost")) == 1
-        over.set()
 
 
 @on_virtual_time()

@@ -101,52 +101,6 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
     assert sum(map(len, taken)) == (1 if locks else 2)
 
 
-async def test_a_claim_that_others_cut_short_is_soon_made_again(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody tells of what was there before: a worker would sleep beside it until its poll."""
-    async with opened(database_url) as one, opened(database_url) as two:
-        await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
-        while await one.wait(0.2):
-            pass
-        whole = claim._send
-
-        async def later(*given: Any) -> Any:
-            monkeypatch.setattr(claim, "_send", whole)
-            assert len(await claim_runs(two, replace(CLAIM, worker="two", limit=3))) == 3
-            return await whole(*given)
-
-        monkeypatch.setattr(claim, "_send", later)
-        assert len(await claim_runs(one, replace(CLAIM, limit=5))) == 2
-        assert await one.wait(5)
-        assert len(await claim_runs(one, CLAIM)) == 5
-        assert not await one.wait(0.2)
-
-
-async def test_runs_of_a_claim_under_way_are_not_claimed_again(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even its own worker's, whose next claim looks for those that went astray."""
-    sent, go = asyncio.Event(), asyncio.Event()
-    send = claim._send
-
-    async def held_up(*given: Any) -> int:
-        matched = await send(*given)
-        if not sent.is_set():
-            sent.set()
-            await go.wait()
-        return matched
-
-    async with opened(database_url) as store:
-        await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
-        monkeypatch.setattr(claim, "_send", held_up)
-        first = asyncio.create_task(claim_runs(store, CLAIM))
-        await sent.wait()
-        assert await claim_runs(store, CLAIM) == []
-        go.set()
-        assert len(await first) == 50
-
-
 # -- which lanes a claim takes while other clients claim too --------------------------------
 
 LANES = [{"r": 4, "h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]

@@ -10,7 +10,6 @@ from pymongo.errors import ConfigurationError
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.errors import translating
-from tests.support.servers.mongodb import ReplicaSet, with_database
 
 
 async def test_an_unreachable_server_is_a_temporary_error() -> None:
@@ -21,19 +20,6 @@ async def test_an_unreachable_server_is_a_temporary_error() -> None:
     with pytest.raises(StoreUnavailable, match="no MongoDB server answers") as raised:
         await MongoStore(url).open()
     assert "tried again" not in str(raised.value), "a command that fails does not try again"
-
-
-async def test_a_replica_set_without_configuration_is_to_be_initiated() -> None:
-    servers = ReplicaSet(1)
-    try:
-        servers.launch()
-        servers.members[0].wait_until_listening()
-        for url in (servers.url, f"mongodb://{servers.addresses}/?"):
-            named = with_database(url, "jobs") + "&timeoutMS=1500"
-            with pytest.raises(StoreUnavailable, match=r"run `rs.initiate\(\)` once in mongosh"):
-                await MongoStore(named).open()
-    finally:
-        servers.stop()
 
 
 def test_a_server_too_old_for_the_driver_is_named() -> None:

@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bson import SON
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import AutoReconnect
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run
-from mainspring.core.policy import Delivery
-from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
-from mainspring.testing.store_calls import get_runs
 from tests.support.doc_examples import DOCS, blocks
 from tests.support.effect_counts import effect_test
 from tests.support.engine import EventRecorder
@@ -89,22 +84,6 @@ async def test_a_session_belongs_to_the_client_that_was_given_to_the_store(url: 
         assert sorted(names) == ["before", "mine", "plain"]
 
 
-async def test_a_plain_client_can_be_given_to_the_store(url: str) -> None:
-    database = url.partition("?")[0].rpartition("/")[2]
-    with MongoClient[Any](url, document_class=SON) as client:
-        scheduler = Scheduler(MongoStore(client=client, database=database, prefix="app_"))
-
-        @scheduler.job(delivery="effect_once")
-        def send(ctx: RunContext) -> None:
-            with ctx.transaction() as session:
-                client[database].effects.insert_one({"name": "plain"}, session=session)
-
-        async with scheduler:
-            assert (await done(scheduler, await send.enqueue())).state is State.SUCCEEDED
-        assert client[database].app_runs.count_documents({}) == 1
-        assert effects(url) == ["plain"]
-
-
 async def test_those_who_write_the_same_document_all_come_through(url: str) -> None:
     """MongoDB aborts the second at once: it is tried again, and no retry is used up."""
     scheduler = Scheduler(url, workers=8)
@@ -128,48 +107,6 @@ async def test_those_who_write_the_same_document_all_come_through(url: str) -> N
     assert counter["count"] == 24
     collided = [a for run in ended for a in run.attempts if a.outcome is Outcome.RELEASED]
     assert all("was rolled back" in str(attempt.error) for attempt in collided)
-
-
-async def test_a_block_longer_than_a_renewal_is_not_disturbed_by_it(url: str) -> None:
-    scheduler = Scheduler(url, lease="3s")  # renewed every half second
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, "sent")
-            await asyncio.sleep(0.8)
-
-    async with scheduler:
-        run = await done(scheduler, await send.enqueue())
-    assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
-
-
-async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
-    """A worker that stood still beyond its lease comes back with its writes: they are undone."""
-    scheduler, other = Scheduler(url, lease="5s"), open_store(url)
-    inside, go = asyncio.Event(), asyncio.Event()
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, f"token {ctx.token}")
-            if ctx.token == 1:
-                inside.set()
-                await go.wait()
-
-    recorder = EventRecorder(scheduler)
-    await other.open()
-    async with scheduler:
-        run = await send.enqueue()
-        await inside.wait()
-        held = (await get_runs(other, [run.id]))[run.id]
-        rescue = transitions.rescued(held, await other.now(), Delivery.EFFECT_ONCE)
-        assert await other.commit([rescue]) == [True]
-        go.set()
-        ended = await done(scheduler, run)
-        await recorder.until("ownership.lost")
-    await other.close()
-    assert (ended.state, ended.token, effects(url)) == (State.SUCCEEDED, 2, ["token 2"])
 
 
 @contextmanager

@@ -12,22 +12,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from bson import ObjectId
 from pymongo import MongoClient
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace
-from mainspring.core.policy import Overlap, Policy
+from mainspring.core.policy import Policy
 from mainspring.core.transitions import Failure
 from mainspring.stores.mongodb import MongoStore, claim
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.database import Document
-from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, JobWrite, NoteQuery, RunQuery
+from mainspring.stores.protocol import Claim, Firing, Held, JobWrite, RunQuery
 from mainspring.testing.store_calls import (
     add_jobs,
     claim_runs,
     drop_job,
-    drop_note,
     drop_runs,
     get_runs,
     put_job,
@@ -178,19 +176,6 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     await drop_runs(store, [again.id])
 
 
-async def test_the_newest_run_of_each_job_is_found_by_steps(
-    store: MongoStore, sent: SentCommands
-) -> None:
-    """From job to job in the index, past their other runs."""
-    found = await store.find(RunQuery(jobs=frozenset({"job", "nobody"}), tried=True, limit=1))
-    assert [run.job_id for run in found.items] == ["job"]
-    plans = await explained(store, sent)
-    [few, stepped] = sorted(plans, key=lambda plan: "DISTINCT_SCAN" in plan.stages)
-    assert few.keys <= 3
-    assert "DISTINCT_SCAN" in stepped.stages
-    assert stepped.keys <= 2 * 2
-
-
 async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
     """Due runs of a job and a handler of their own."""
     now = await store.now()
@@ -239,23 +224,6 @@ async def test_the_next_due_run_is_a_seek_for_each_priority(
     [plan] = of(await explained(store, sent), "find")
     assert plan.given == 1
     assert plan.keys <= SEEKS
-
-
-async def test_a_claim_among_other_clients_examines_its_own_lanes(
-    store: MongoStore, sent: SentCommands
-) -> None:
-    partition = store._open_session().partition
-    partition.record_contention(True)
-    for _ in range(LANE_PARTS - 1):
-        partition.record_other(ObjectId())
-    taken = await claim_runs(store, _claim(20, HOUR))
-    plans = await explained(store, sent)
-    [heads] = (plan for plan in of(plans, "aggregate") if "$sort" in str(plan.command))
-    assert (heads.given, heads.documents) == (20, 20)
-    assert len(heads.command["pipeline"][0]["$match"]["lane"]["$in"]) == 1
-    assert heads.keys <= 20 + SEEKS
-    now = await store.now()
-    await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
 async def test_outcomes_and_renewals_are_written_by_ids(
@@ -354,37 +322,6 @@ async def test_lapsed_leases_are_a_range(store: MongoStore, sent: SentCommands) 
     assert max(plan.keys for plan in plans) <= 20
 
 
-async def test_keys_are_looked_up_by_name(store: MongoStore, sent: SentCommands) -> None:
-    now = await store.now()
-    keyed = [a_run(now, f"k{n}", handler="keyed", dedupe_key=f"key{n}") for n in range(5)]
-    await store.add(keyed)
-    again = await store.add([replace(run, id=f"again{run.id}") for run in keyed])
-    assert all(added.duplicate for added in again)
-    plans = await explained(store, sent)
-    assert of(plans, "find", "keys")
-    assert max(plan.keys for plan in plans) <= 11
-    by_ids(plans, 10)
-    await drop_runs(store, [run.id for run in keyed])
-
-
-async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: SentCommands) -> None:
-    now = await store.now()
-    job = Job(id="slotted", handler="work", created_at=now, updated_at=now, next_run_at=now)
-    assert await put_job(store, job)
-    slot = a_run(now, "slot", job_id="slotted", handler="slotted", source=Source.SCHEDULE)
-    firing = a_firing(job, slot, version=job.next_version(), overlap=Overlap.SKIP)
-    sent.commands.clear()
-    [fired] = await store.fire([firing])
-    assert [run.state for run in fired.runs] == [State.SKIPPED]
-    plans = await explained(store, sent)
-    [live] = [plan for plan in of(plans, "find") if "source" in plan.condition]
-    assert live.given == 3
-    assert max(plan.keys for plan in plans) <= 6
-    by_ids(plans, 3)
-    assert await drop_job(store, "slotted")
-    await drop_runs(store, ["slot"])
-
-
 def _counted(sent: SentCommands) -> list[Document]:
     """All commands but hints, and the renewals of sessions, which depend on the time alone."""
     rest = ("_wakeups", "_sessions")
@@ -434,45 +371,3 @@ async def test_pruning_walks_what_is_old(store: MongoStore, sent: SentCommands) 
     assert max(plan.keys for plan in of(plans, "distinct")) <= 2 * SEEKS  # the lanes
     assert max(plan.keys for plan in plans if plan.kind != "distinct") <= 40
     by_ids(plans, 20)
-
-
-async def test_counts_never_look_at_documents(store: MongoStore, sent: SentCommands) -> None:
-    """They look at every unfinished run there is, though, and are given the time for that."""
-    await store.counts(since=await store.now() - timedelta(days=30))
-    for command in sent.commands:
-        assert (command["maxTimeMS"] > 30_000) is ("aggregate" in command)
-    plans = of(await explained(store, sent), "aggregate")
-    assert len(plans) == 2
-    assert {plan.documents for plan in plans} == {0}
-
-
-async def test_counters_are_read_by_index(store: MongoStore, sent: SentCommands) -> None:
-    await store.counts(await store.now() - timedelta(hours=24), frozenset({"job1", "job2"}))
-    plans = of(await explained(store, sent), "find", "counters")
-    assert len(plans) == 2
-    assert max(plan.documents for plan in plans) <= 60
-
-
-async def test_jobs_are_found_by_index(store: MongoStore, sent: SentCommands) -> None:
-    for query, count in (
-        (JobQuery(due=await store.now()), 5),
-        (JobQuery(tag="t3"), 10),
-        (JobQuery(ids=frozenset({"job1", "job2"})), 2),
-        (JobQuery(follows=True), 0),
-    ):
-        sent.commands.clear()
-        assert len((await store.jobs(query)).items) == count
-        [plan] = await explained(store, sent)
-        assert plan.keys <= 2 * count + 1
-
-
-async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: SentCommands) -> None:
-    assert len((await store.notes(NoteQuery(kind="kind3"))).items) == 20
-    assert len((await store.notes(NoteQuery(kind="kind3", names=frozenset({"n3"})))).items) == 1
-    every = await store.notes(NoteQuery(limit=3))
-    assert len((await store.notes(NoteQuery(limit=3, cursor=every.cursor))).items) == 3
-    assert await put_note(store, Note(kind="kind3", name="n3", value=1, version=1)) == 2
-    assert await drop_note(store, "kind4", "n4")
-    plans = await explained(store, sent)
-    assert {plan.kind for plan in plans} == {"find", "update", "delete"}
-    assert max(plan.keys for plan in plans) <= 21

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from pymongo import MongoClient
 
@@ -29,28 +27,6 @@ async def test_a_sharded_cluster_needs_a_newer_server_than_a_replica_set(
     await store.close()
     with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
         await MongoStore(with_database(sharded_url, database_name)).open()
-
-
-@pytest.mark.parametrize(
-    ("keys", "options"),
-    [
-        (["colour"], {"name": "due"}),
-        ([("state", 1), ("lease", 1), ("leased_at", 1)], {"name": "leases"}),
-        ([("state", 1), ("created_at", -1), ("_id", -1)], {"name": "mine"}),
-    ],
-    ids=["the name for other keys", "the name with other options", "the keys by another name"],
-)
-async def test_an_index_in_the_way_is_named(
-    replica_set_url: str,
-    database_name: str,
-    database_url: str,
-    keys: list[Any],
-    options: dict[str, Any],
-) -> None:
-    with MongoClient[Document](replica_set_url) as client:
-        client[database_name]["mainspring_runs"].create_index(keys, **options)
-    with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store schema"):
-        await MongoStore(database_url).open()
 
 
 async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient
 from pymongo.errors import NetworkTimeout
 
 from mainspring.core import transitions
@@ -30,7 +29,6 @@ from mainspring.stores.protocol import (
     Firing,
     Held,
     JobQuery,
-    JobWrite,
     Renewed,
     RunQuery,
 )
@@ -38,7 +36,6 @@ from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.mongodb.store import CLAIM
 from tests.support.records import a_firing, a_run
-from tests.support.servers.server import Document
 
 CLOCK = FakeClock()
 
@@ -151,25 +148,6 @@ class Meanwhile:
             work, self.work = self.work, None
             self.answer = await work()
         return await self._whole(*given, **more)
-
-
-async def test_a_transaction_that_nobody_ends_makes_others_try_again_later(
-    store: MongoStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its client was killed between its write and its commit. The server ends it after a while."""
-    await store.add([run("a", dedupe_key="k")])
-    await store.commit([transitions.cancelled(run("a"), CLOCK.now(), "no")])
-    monkeypatch.setattr(transaction, "TRIES", 5)
-    async with AsyncMongoClient[Document](store.mongo_url.url) as killed:
-        session = killed.start_session()
-        await session.start_transaction()
-        keys = killed[store.mongo_url.database][store._db.keys.name]
-        await keys.update_one({"_id": "k"}, {"$inc": {"version": 1}}, session=session)
-        with pytest.raises(StoreUnavailable, match="other clients wrote the same documents"):
-            await store.add([run("b", dedupe_key="k")])
-        await session.end_session()
-    [added] = await store.add([run("b", dedupe_key="k")])
-    assert (added.run.id, added.duplicate) == ("b", False)
 
 
 # -- revival --------------------------------------------------------------------------------
@@ -317,35 +295,6 @@ async def test_a_firing_whose_plan_is_too_old_when_it_would_commit_is_not_done(
     assert again.done
 
 
-async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
-    store: MongoStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = await job(store)
-    whole = dedupe.add_in_transaction
-    monkeypatch.setattr(jobs, "add_in_transaction", meanwhile := Meanwhile(whole))
-    meanwhile.work = lambda: put_job(store, replace(made, enabled=False))
-    assert await store.fire([firing_of(made)]) == [Fired(False)]
-    assert meanwhile.answer
-    assert await seen(store) == set()
-
-
-async def test_a_run_that_ends_in_the_middle_of_a_firing_is_not_cancelled(
-    store: MongoStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = await job(store)
-    first = firing_of(made, Overlap.REPLACE)
-    await store.fire([first])
-    [held] = await claim_runs(store, CLAIM)
-    CLOCK.advance(10)
-    second = firing_of(replace(made, version=made.version + 1), Overlap.REPLACE)
-    monkeypatch.setattr(jobs, "_replace_earlier", meanwhile := Meanwhile(jobs._replace_earlier))
-    meanwhile.work = lambda: store.commit([transitions.succeeded(held, CLOCK.now(), None)])
-    [fired] = await store.fire([second])
-    assert (fired.done, fired.replaced) == (True, ())
-    ended = (await get_runs(store, [held.id]))[held.id]
-    assert (ended.state, ended.cancel_requested) == (State.SUCCEEDED, False)
-
-
 # -- limits ---------------------------------------------------------------------------------
 
 
@@ -359,18 +308,6 @@ async def test_a_claim_that_was_cut_off_holds_no_place(
     with pytest.raises(StoreUnavailable):
         await claim_runs(store, CLAIM)
     assert len(await claim_runs(store, replace(CLAIM, worker="other"))) == 1
-
-
-async def test_a_run_that_is_cancelled_while_it_is_claimed_leaves_its_place_to_the_next(
-    store: MongoStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await job(store, concurrency=1)
-    first, second = run("a"), run("b", priority=1)
-    await store.add([first, second])
-    monkeypatch.setattr(claim, "_send", meanwhile := Meanwhile(claim._send))
-    meanwhile.work = lambda: store.commit([transitions.cancelled(first, CLOCK.now(), "no")])
-    assert [run.id for run in await claim_runs(store, CLAIM)] == ["b"]
-    assert meanwhile.answer == [True]
 
 
 async def test_an_owner_that_wakes_while_its_place_is_given_away(
@@ -397,29 +334,6 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
 
 
 # -- jobs -----------------------------------------------------------------------------------
-
-
-async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
-    store: MongoStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that dies before the commit has added, changed and removed nothing."""
-    [old, removed] = [await job(store, name) for name in ("a", "b")]
-    writes = [
-        JobWrite.put(replace(old, description="changed", policy=Policy.make(concurrency=1))),
-        JobWrite.drop("b", removed.version),
-        JobWrite.put(replace(old, id="c", version=0)),
-    ]
-    await store.add([run("live", job_id="a")])
-    death = Death(monkeypatch, transaction, "_commit")
-    with pytest.raises(StoreUnavailable):
-        await store.put_jobs(writes)
-    assert death.met
-    assert (await store.jobs(JobQuery())).items == [old, removed]
-    assert await store.put_jobs(writes) == [True, True, True]
-    found = (await store.jobs(JobQuery())).items
-    assert [(run.id, run.description) for run in found] == [("a", "changed"), ("c", "")]
-    await store.add([run("second", job_id="a")])
-    assert len(await claim_runs(store, CLAIM)) == 1  # the limit holds also for the older run
 
 
 # -- lost answers ---------------------------------------------------------------------------

@@ -76,18 +76,6 @@ def test_a_profile_may_print_its_keys_by_a_command(tmp_path: Path) -> None:
     assert "secret-in" not in str(raised.value)
 
 
-def test_a_role_needs_botocore_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config").write_text("[profile work]\nrole_arn = arn:aws:iam::1:role/x\n")
-    for name in ("botocore", "botocore.session"):
-        monkeypatch.setitem(sys.modules, name, None)
-    found = find_profile("work")
-    assert found is not None
-    provider = found.credential_provider()
-    assert provider is not None
-    with pytest.raises(StoreError, match="pip install botocore"):
-        provider()
-
-
 async def test_a_store_opens_by_a_profile_alone(tmp_path: Path, seaweedfs_url: str) -> None:
     (tmp_path / "credentials").write_text(
         f"[tests]\naws_access_key_id = {WRITER.name}\naws_secret_access_key = {WRITER.secret}\n"

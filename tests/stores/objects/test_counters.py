@@ -98,14 +98,6 @@ async def stores() -> Any:
         await made.store.close()
 
 
-async def test_few_closed_periods_stay_in_the_live_state(stores: Stores) -> None:
-    with patch.object(compaction, "FEWEST_PERIODS", 1000):
-        await stores.maintain()
-    assert stores.day_parts == []
-    assert stores.live_periods > 5
-    await stores.check()
-
-
 async def test_closed_periods_move_to_a_part_for_each_day(stores: Stores) -> None:
     before = await stores.check()
     await stores.maintain()

@@ -191,17 +191,6 @@ async def test_a_damaged_object_is_told_and_not_overwritten(
     await bucket.close()
 
 
-async def test_opening_makes_nothing(tmp_path: Path) -> None:
-    bucket = await opened(tmp_path / "not" / "there")
-    assert await bucket.get("a") is None
-    assert await bucket.list_objects("") == []
-    await bucket.delete(["a"])
-    assert os.listdir(tmp_path) == []
-    await bucket.put("a", b"1", expected_etag=None)
-    assert await bucket.get("a") is not None
-    await bucket.close()
-
-
 async def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="is a file; file:// keeps a store in a directory"):

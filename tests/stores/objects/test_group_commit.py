@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,12 +22,11 @@ from mainspring.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from mainspring.stores.codec import json_text
 from mainspring.stores.objects import ObjectStore, schema
 from mainspring.stores.objects.bucket import RETRY_FOR
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.directory_bucket import DirectoryBucket
-from mainspring.stores.objects.group_commit import MOST_BYTES, GroupCommit, Operation
+from mainspring.stores.objects.group_commit import GroupCommit, Operation
 from mainspring.stores.objects.schema import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
@@ -153,31 +151,6 @@ async def test_runs_of_a_claim_that_landed_after_it_had_failed_are_released(
     assert (again.id, again.attempt) == ("a", 1)
 
 
-async def test_many_large_calls_make_several_writes_of_bounded_size(objects: Objects) -> None:
-    """All at once they would take longer than a request may."""
-    store = await opened(objects)
-    rng = random.Random(1)
-    payloads = [rng.randbytes(75_000).hex() for _ in range(150)]
-    calls = [store.add([run(f"r{n}", payload=text)]) for n, text in enumerate(payloads)]
-    seen: list[int] = []
-    real = store.group_commit._write
-
-    async def write(delta: Any, *given: Any) -> bool:
-        seen.append(len(json_text(delta)))
-        return await real(delta, *given)
-
-    with patch.object(store.group_commit, "_write", write):
-        added = await asyncio.gather(*calls)
-    assert [one.run.id for [one] in added] == [f"r{n}" for n in range(150)]
-    assert max(seen) < MOST_BYTES + 200_000
-    assert len(seen) < 10
-    other = await opened(objects)
-    stored = (await other.find(RunQuery(limit=1000))).items
-    assert {run.id: run.payload for run in stored} == {
-        f"r{n}": text for n, text in enumerate(payloads)
-    }
-
-
 async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
     objects: Objects,
 ) -> None:
@@ -204,18 +177,6 @@ async def test_close_finishes_the_calls_that_were_accepted(objects: Objects) -> 
     assert [added.run.id for added in await adding] == ["a"]
     with pytest.raises(StoreError):
         await store.find(RunQuery())
-
-
-@on_virtual_time
-async def test_a_cancelled_call_is_not_done_if_its_round_has_not_begun(objects: Objects) -> None:
-    store = await opened(objects, lambda kind, key: BucketFault(delay=0.01))
-    first = asyncio.ensure_future(store.add([run("a")]))
-    await asyncio.sleep(0.005)
-    second = asyncio.ensure_future(store.add([run("b")]))
-    await asyncio.sleep(0)
-    second.cancel()
-    await first
-    assert [run.id for run in (await store.find(RunQuery())).items] == ["a"]
 
 
 # -- damage
@@ -464,38 +425,6 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(objects: Obj
             await asyncio.sleep(0)
         go_on.set()
         await asyncio.gather(moving, collecting)
-    other = await opened(objects)
-    assert len((await other.find(RunQuery())).items) == 20
-
-
-async def test_objects_of_a_self_test_that_was_cut_off_are_deleted_by_their_age(
-    objects: Objects,
-) -> None:
-    store = await opened(objects)
-    left, foreign = "conditions-test/0123456789abcdef-0", "conditions-test/notes.txt"
-    for key in (left, foreign):
-        objects.put(key, b"first", None)
-    CLOCK.advance(7200)
-    young = "conditions-test/fedcba9876543210-1"
-    objects.put(young, b"first", None)
-    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
-    assert left not in objects.stored
-    assert {young, foreign} <= objects.stored.keys()
-
-
-async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects) -> None:
-    store = await opened(objects, most_finished=4, tail_bytes=100)
-    await fill(store, 20)
-    while not any(key.startswith("history/") for key in objects.stored):
-        await asyncio.sleep(0)
-    young = part_name("snapshot", 1, "0123456789ab", 1)
-    objects.put(young, b"{}", None)
-    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
-    assert young in objects.stored
-    CLOCK.advance(7200)
-    objects.list_lag = 3600
-    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
-    assert young not in objects.stored
     other = await opened(objects)
     assert len((await other.find(RunQuery())).items) == 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,10 +12,10 @@ import msgspec
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
+from mainspring.core.model import Note, Page, Run, State, replace
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import run_to_record
-from mainspring.stores.objects import ObjectStore, queries
+from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.history import Segment, catalogue_body, describe_segment
 from mainspring.stores.objects.schema import HEAD, Entry, Head, encode_body, encode_head, part_name
 from mainspring.stores.protocol import NoteWrite, RunQuery
@@ -170,47 +169,7 @@ async def test_segments_are_merged_without_those_that_are_gone(store: ObjectStor
     )
 
 
-async def test_the_runs_that_were_skipped_after_a_run_cost_their_segments_alone() -> None:
-    late = replace(skipped(3001), after=("run0",), reason=transitions.UPSTREAM_FAILED)
-    runs = [[skipped(k * 100 + n) for n in range(100)] for k in range(40)]
-    runs[30][1] = late
-    page, requests = await spent(
-        write_history(runs), RunQuery(upstream=frozenset({"run0", "run1"}))
-    )
-    assert page.items == [late]
-    assert requests.total() <= 4  # the head twice, the catalogue and a segment
-
-
 # -- long searches
-
-
-def skipped(number: int) -> Run:
-    """Of a job whose run hangs: its next slots are skipped, among failures of another job."""
-    if number % 50 == 0:
-        return replace(finished(number), job_id="other", state=State.FAILED, failures=1)
-    ended = replace(finished(number), job_id="busy", state=State.SKIPPED)
-    return replace(ended, attempt=0, failures=0, started_at=None)
-
-
-@pytest.fixture(scope="module")
-def hung() -> Objects:
-    return write_history([[skipped(k * 200 + n) for n in range(200)] for k in range(40)])
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        RunQuery(job="busy", tried=True, brief=True, limit=1),
-        RunQuery(job="busy", failing=True, limit=10),
-        RunQuery(upstream=frozenset({"run0", "run50"}), limit=10),
-        RunQuery(job="busy", states=frozenset({State.FAILED}), limit=10),
-    ],
-)
-async def test_runs_that_no_segment_has_cost_no_segment(hung: Objects, query: RunQuery) -> None:
-    """`jobs list` asks for the last run of a job that was tried."""
-    page, requests = await spent(hung, query)
-    assert page.items == []
-    assert requests.total() <= 3  # the head twice, and the catalogue
 
 
 def hidden(number: int) -> Run:
@@ -221,22 +180,6 @@ def hidden(number: int) -> Run:
 
 
 SEARCH = RunQuery(job="busy", states=frozenset({State.FAILED}), failing=True, limit=1)
-
-
-async def test_a_long_search_looks_at_each_record_once() -> None:
-    objects = write_history([[hidden(k * 50 + n) for n in range(50)] for k in range(40)])
-    looked: Counter[str] = Counter()
-    real = queries.may_match
-
-    def counting(record: Any, query: RunQuery) -> bool:
-        looked[record["id"]] += 1
-        return real(record, query)
-
-    with patch.object(queries, "may_match", counting):
-        page, requests = await spent(objects, SEARCH)
-    assert page.items == []
-    assert looked.total() == len(looked) == 40 * 50
-    assert requests["get"] <= 40 + 3
 
 
 async def test_other_calls_go_on_during_a_search_of_the_history() -> None:
@@ -309,25 +252,3 @@ async def test_a_segment_that_is_lost_fails_the_search_alone(query: RunQuery) ->
 
 
 # -- new runs beside a long history
-
-
-async def test_segments_whose_ids_are_older_are_left_out() -> None:
-    def generated(number: int) -> Run:
-        run = finished(number)
-        return replace(run, id=new_run_id(run.created_at, random.Random(number)))
-
-    def read_segments() -> int:
-        return sum(key.startswith("history/") for _, key, _ in objects.log)
-
-    objects = write_history(
-        [[generated(k * 10 + n) for n in range(10)] for k in range(20)], full_filters=True
-    )
-    store = ObjectStore(MemoryBucket(objects))
-    await store.open()
-    run = replace(finished(0), state=State.PENDING, finished_at=None, attempt=0)
-    [added] = await store.add([replace(run, id=new_run_id(NOW, random.Random(1)))])
-    assert not added.duplicate
-    assert read_segments() == 0
-    [again] = await store.add([replace(run, id=generated(15).id)])
-    assert again.run.finished
-    assert read_segments() == 1

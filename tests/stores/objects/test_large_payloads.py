@@ -128,25 +128,6 @@ async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
     assert [key for key in objects.stored if key.startswith("snapshot/")]
 
 
-async def test_readers_of_a_full_head_write_nothing() -> None:
-    objects = Objects(CLOCK)
-
-    def plan(kind: str, key: str) -> BucketFault:
-        return BucketFault("throttled" if key.startswith("snapshot/") else "none")
-
-    store = await opened(MemoryBucket(objects, plan), tail_bytes=1000, retry_for=0)
-    for number in range(10):
-        await store.add([small_run(f"r{number}")])
-    await store.close()
-    for _ in range(3):
-        bucket = MemoryBucket(objects)
-        reader = await opened(bucket, tail_bytes=1000)
-        await reader.jobs(JobQuery())
-        await reader.find(RunQuery())
-        await reader.close()
-        assert bucket.requests["put"] == 0
-
-
 async def test_no_call_waits_for_a_snapshot() -> None:
     uploading, go_on = asyncio.Event(), asyncio.Event()
 
@@ -189,17 +170,6 @@ async def test_large_finished_runs_leave_the_live_state_before_there_are_many() 
     assert loading.bytes["get"] < 4 * PART_BYTES + PAYLOAD * TAIL_ENTRIES // 10
 
 
-async def test_large_deltas_are_read_at_the_same_time() -> None:
-    objects = Objects(CLOCK)
-    store = await opened(MemoryBucket(objects))
-    for number in range(12):
-        await store.add([large_run(number)])
-    await store.close()
-    link = Link(objects, lambda kind, key: BucketFault(delay=0.001))
-    await opened(link)
-    assert link.most_at_once == part_cache.AT_ONCE
-
-
 async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
     threads: dict[str, set[int]] = {"encoded": set(), "decoded": set()}
     encode, decode = schema.encode_tables, schema.decode_body
@@ -224,23 +194,3 @@ async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
     assert threads["encoded"]
     assert threads["decoded"]
     assert threading.get_ident() not in threads["encoded"] | threads["decoded"]
-
-
-async def test_runs_that_keep_their_dedupe_keys_are_not_looked_at_with_each_end() -> None:
-    objects = Objects(CLOCK)
-    bucket = MemoryBucket(objects)
-    store = await opened(bucket, most_finished=4)
-    later = CLOCK.now() + timedelta(days=1)
-    for number in range(20):
-        held = small_run(f"held{number}", dedupe_key=f"k{number}", dedupe_until=later)
-        await store.add([held])
-        await finish(store)
-    before = bucket.requests.copy()
-    for number in range(8):
-        await store.add([small_run(f"r{number}")])
-        await finish(store)
-    spent = bucket.requests - before
-    moves = 2 * 2  # two segments with their catalogues
-    assert spent["put"] <= 8 * 3 + moves + 2
-    assert len([key for key in objects.stored if key.startswith("history/")]) == 2
-    assert len((await store.find(RunQuery(limit=100))).items) == 28

@@ -68,14 +68,6 @@ async def test_keys_in_the_url_are_used_with_a_warning_that_names_a_better_way(
     assert "SeCrEt" not in warning + bucket.location
 
 
-def test_a_server_without_entity_tags_cannot_be_used() -> None:
-    error = OSError("Unable to extract metadata from headers: ETag Header missing from response")
-    errors = StorageErrors(Address.of("gs://some-bucket/jobs"))
-    told = errors.translate(Failure.of(error), "put")
-    assert not isinstance(told, StoreUnavailable)  # so it is not tried again
-    assert "cannot be used: it answers without an entity tag" in str(told)
-
-
 def test_a_wrong_key_of_azure_is_told_in_one_line() -> None:
     words = "Server failed to authenticate the request.\nRequestId:7b28\nTime:2026-11-17"
     body = f"<Code>AuthorizationFailure</Code><Message>{words}</Message>"
@@ -98,17 +90,6 @@ def test_errors_show_no_user_of_an_address() -> None:
         OSError("Error performing GET http://me:SeCrEt@127.0.0.1:1/b/k?x=1 in 1ms")
     )
     assert failure.text == "Error performing GET http://127.0.0.1:1 in 1ms"
-
-
-@pytest.mark.parametrize("status", [404, 403])
-def test_an_answer_of_the_service_for_credentials_is_not_one_of_the_storage(status: int) -> None:
-    url = "http://169.254.169.254/latest/meta-data/iam/security-credentials/"
-    failure = Failure.of(OSError(f"Error performing GET {url}: status code: {status}, nothing"))
-    assert not failure.is_missing_object
-    errors = StorageErrors(Address.of("s3://some-bucket/jobs"))
-    assert "there are no credentials" in str(errors.translate(failure, "get"))
-    errors.connected = True
-    assert isinstance(errors.translate(failure, "get"), StoreUnavailable)
 
 
 # Answers of the storage
@@ -339,25 +320,3 @@ async def test_an_answer_without_a_date_of_its_own_is_no_reading(
     with pytest.raises(StoreUnavailable, match="date"):
         await bucket.read_clock()
     await bucket.close()
-
-
-SHORT = """
-import asyncio, os, sys
-from mainspring.stores.objects.store import make_bucket
-
-async def main():
-    bucket = make_bucket(sys.argv[1])
-    await bucket.open()
-    keys = [f"{os.getpid()}-{n}" for n in range(16)]
-    await asyncio.gather(*(bucket.put(key, b"x" * 100_000, expected_etag=None) for key in keys))
-
-asyncio.run(main())
-"""
-
-
-def test_a_program_that_ends_right_after_a_request_ends_well(object_storage_url: str) -> None:
-    """With obstore's asynchronous functions, one in seven was aborted."""
-    command = [sys.executable, "-c", SHORT, object_storage_url]
-    for _ in range(3):
-        programs = [subprocess.Popen(command) for _ in range(3)]
-        assert [program.wait() for program in programs] == [0, 0, 0]

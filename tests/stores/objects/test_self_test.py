@@ -9,12 +9,9 @@ import pytest
 
 from mainspring.core.clock import SystemClock
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.stores.objects import self_test
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.self_test import MARKER, VALID_FOR
 from mainspring.stores.objects.store import make_bucket
-from mainspring.testing import FakeClock
-from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.servers.s3_stub import Conditions, Fault, S3Stub
 from tests.support.servers.seaweedfs import environment
 
@@ -120,12 +117,6 @@ async def test_a_damaged_marker_is_replaced_after_a_test(stub: S3Stub) -> None:
     assert dict((await opened(stub)).requests) == {"get": 1}
 
 
-async def test_looking_for_a_store_writes_nothing(stub: S3Stub) -> None:
-    await opened(stub, create=False)
-    assert {method for method, _, _ in stub.requests} == {"GET"}
-    assert stub.objects == {}
-
-
 async def test_a_store_that_was_never_tested_is_tested_before_it_is_used(stub: S3Stub) -> None:
     stub.objects["jobs/head"] = b"{}"
     stub.conditions = Conditions.IGNORED
@@ -139,25 +130,6 @@ async def test_a_folder_with_other_objects_is_no_store(stub: S3Stub) -> None:
     assert list(stub.objects) == ["jobs/thesis.tex"]
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_a_request_that_is_refused_for_now_is_sent_again(stub: S3Stub, method: str) -> None:
-    for _ in range(3):
-        stub.fail(method, Fault(503, "SlowDown"))
-    await opened(stub)
-    assert f"jobs/{MARKER}" in stub.objects
-
-
-async def test_storage_that_stays_busy_is_no_verdict() -> None:
-    bucket = MemoryBucket(Objects(FakeClock()))
-
-    async def busy(key: str, data: bytes, *, expected_etag: str | None) -> str | None:
-        raise StoreUnavailable("it is busy")
-
-    bucket.put = busy  # type: ignore[method-assign]
-    with pytest.raises(StoreUnavailable, match="busy"):
-        await self_test.check_conditions(bucket, "here", retry_for=0)
-
-
 async def test_storage_that_cannot_be_reached_is_an_error_at_once() -> None:
     bucket = make_bucket("s3://some-bucket/jobs?endpoint=http://127.0.0.1:9")
     with pytest.raises(StoreUnavailable, match="refused the connection") as raised:
@@ -165,17 +137,3 @@ async def test_storage_that_cannot_be_reached_is_an_error_at_once() -> None:
     assert bucket.requests["get"] == 1
     assert "s3://some-bucket/jobs" in str(raised.value)
     assert "Check the endpoint of the URL" in str(raised.value)
-
-
-async def test_an_account_that_may_only_read_opens_a_store_that_was_tested_long_ago() -> None:
-    class ReadOnly(MemoryBucket):
-        async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
-            raise StoreError("does not allow this put")
-
-    clock = FakeClock()
-    objects = Objects(clock)
-    await self_test.check_conditions(MemoryBucket(objects), "here")
-    clock.advance(2 * 86_400)
-    await self_test.check_conditions(ReadOnly(objects), "here")
-    with pytest.raises(StoreError, match="does not allow"):
-        await self_test.check_conditions(ReadOnly(objects), "elsewhere")

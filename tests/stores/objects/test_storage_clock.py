@@ -15,7 +15,7 @@ from mainspring.core.model import State
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.obstore_bucket import ObstoreBucket
-from mainspring.stores.objects.storage_clock import NARROW_ENOUGH, READ_SOON, StorageClock
+from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.objects.url import Address
 from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery
 from mainspring.testing import FakeClock
@@ -44,26 +44,6 @@ async def test_the_time_goes_on_while_the_machine_is_suspended(
     bounds = clock.bounds(0)
     assert bounds.earliest >= NOW + SUSPENDED - timedelta(seconds=1)
     assert bounds.earliest <= bounds.latest
-
-
-async def test_readings_to_the_second_narrow_the_bounds_and_are_right() -> None:
-    """The storage says its time in whole seconds, after a tenth of a second."""
-    storage = FakeClock(NOW + timedelta(seconds=0.7))
-
-    def error() -> tuple[float, float]:
-        since_second = storage.now().microsecond / 1e6
-        return since_second, 1 - since_second + 0.1
-
-    clock = StorageClock(MemoryBucket(Objects(storage), clock=storage, clock_error=error))
-    widths = []
-    for _ in range(8):
-        await clock.read_if_due()
-        bounds = clock.bounds(0)
-        assert bounds.earliest <= storage.now() <= bounds.latest
-        widths.append(clock.error)
-        storage.advance(READ_SOON)
-    assert widths[0] > timedelta(seconds=1)
-    assert widths[-1] < NARROW_ENOUGH
 
 
 def test_a_bucket_of_a_server_carries_its_clock_by_the_time_since_boot() -> None:
@@ -124,24 +104,6 @@ async def test_a_client_whose_time_stood_still_hands_out_no_lease_that_has_lapse
         assert one.lease_until is not None
         assert one.lease_until >= storage.now() + LEASE
     assert (await other.find(RunQuery(lapsed=True))).items == []
-
-
-async def test_a_storage_whose_clock_was_set_back_is_read_once(
-    objects: Objects, storage: FakeClock
-) -> None:
-    """What is stored is ahead of its clock for an hour. That costs one reading, not one a call."""
-    own = FakeClock()
-    store = await opened(objects, own)
-    await add(store, "a")
-    await store.close()
-    storage.step(-3600)
-    store = await opened(objects, own)
-    await add(store, "b")
-    before = store.bucket.requests["head"]
-    for n in range(5):
-        await add(store, f"c{n}")
-    assert store.bucket.requests["head"] == before
-    assert abs(await store.now() - storage.now()) < timedelta(seconds=1)
 
 
 async def test_calls_go_on_while_the_clock_cannot_be_read(

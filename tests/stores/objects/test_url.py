@@ -120,9 +120,3 @@ def test_without_the_extra_the_error_names_it(scheme: str, monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(InvalidInput, match=r"pip install '.*mainspring\[objects\]'"):
         open_store(f"{scheme}://bucket/jobs")
-
-
-def test_a_directory_needs_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    assert open_store("file:///tmp/jobs").info().location == "file:///tmp/jobs"

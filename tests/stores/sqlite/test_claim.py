@@ -46,13 +46,6 @@ async def test_a_revived_run_comes_under_the_limit_of_today(store: SqliteStore) 
     assert await claimed(store) == []
 
 
-async def test_a_change_of_priority_moves_a_run(store: SqliteStore) -> None:
-    await store.add([a_run("one"), a_run("two")])
-    change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
-    assert await store.commit([change]) == [True]
-    assert await claimed(store) == ["two", "one"]
-
-
 # -- query plans ----------------------------------------------------------------------------
 
 

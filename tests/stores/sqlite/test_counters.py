@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.clock import EPOCH
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE
-from mainspring.stores.protocol import NoteWrite
-from mainspring.stores.sqlite import SqliteStore, counters, schema, writer
+from mainspring.stores.sqlite import SqliteStore, counters, schema
 from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs
 from tests.support.sqlite_store import a_claim, a_run, opened
@@ -76,40 +74,3 @@ def test_counters_are_read_and_pruned_by_index(tmp_path: Path) -> None:
         looks = [step for step in plan if "counte" in step]
         assert looks
         assert all(step.startswith("SEARCH") for step in looks), plan
-
-
-async def test_counts_are_the_same_before_and_after_the_log_is_added_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        for run_id in ("first", "second"):
-            await store.add([a_run(run_id)])
-            [run] = await claim_runs(store, a_claim())
-            await store.commit([transitions.succeeded(run, await store.now(), None)])
-        before = await store.counts(EPOCH, BOTH)
-        assert before.totals["job"].ended == {State.SUCCEEDED: 2}
-        monkeypatch.setattr(writer, "IDLE_FOLD", 1)
-        await store.put_notes([NoteWrite.drop("kind", "name")])  # the writer works, and rests then
-        await _log_is_added_up(store, tmp_path / "jobs.db")
-        assert await store.counts(EPOCH, BOTH) == before
-        assert (await store.counts(None, BOTH)).periods == {}
-
-
-async def test_a_long_log_is_added_up_in_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "jobs.db"
-    monkeypatch.setattr(counters, "BUSY_FOLD", 1)
-    async with opened(path) as store:
-        await store.add([a_run("run")])
-        [run] = await claim_runs(store, a_claim())
-        await store.commit([transitions.succeeded(run, await store.now(), None)])
-        with closing(sqlite3.connect(path)) as other:
-            assert not other.execute("SELECT 1 FROM mainspring_counter_log").fetchall()
-        assert (await store.counts(jobs=BOTH)).totals["job"].ended == {State.SUCCEEDED: 1}
-
-
-async def _log_is_added_up(store: SqliteStore, path: Path) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        while other.execute("SELECT 1 FROM mainspring_counter_log").fetchone():
-            await store.wait(0.01)  # the writer looks at the log when nothing has come for 20 ms

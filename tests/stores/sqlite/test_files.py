@@ -29,10 +29,8 @@ from mainspring.stores.protocol import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs
-from tests.support.command_line import until
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened
 
-LONG = 60
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -94,17 +92,6 @@ async def test_nothing_is_acknowledged_after_the_file_has_changed(
                 await use()
         after = sorted(os.listdir(path.parent)) if path.parent.exists() else None
         assert after == before, "nothing may be made in place of what was deleted"
-
-
-async def test_work_goes_on_when_the_file_is_put_back(path: Path) -> None:
-    async with opened(path) as store:
-        await store.add([a_run("one")])
-        os.rename(path, f"{path}.aside")
-        with pytest.raises(StoreFileChanged, match="deleted or moved"):
-            await ids_of(store)
-        os.rename(f"{path}.aside", path)
-        await store.add([a_run("two")])
-        assert await ids_of(store) == ["one", "two"]
 
 
 def adding(path: Path, pipe: Connection) -> None:
@@ -261,35 +248,6 @@ def test_a_lock_that_another_process_holds_is_waited_for(
         pass
     with ours:
         pass
-
-
-def test_a_turn_that_comes_too_late_is_passed_on(
-    locks: tuple[FileLock, FileLock], tmp_path: Path
-) -> None:
-    first, second = locks
-    for _ in range(2):
-        with first, pytest.raises(StoreUnavailable), second:
-            pass
-        first._timeout = LONG
-    with first:  # behind the second, which has given up
-        assert held(tmp_path / "lock")
-    second._timeout = LONG
-    with second:
-        assert held(tmp_path / "lock")
-    until(lambda: not held(tmp_path / "lock"))
-
-
-def test_a_lock_may_be_closed_while_it_is_queued(
-    locks: tuple[FileLock, FileLock], tmp_path: Path
-) -> None:
-    first, second = locks
-    with first, pytest.raises(StoreUnavailable), second:
-        pass
-    second.close()
-    first._timeout = LONG
-    with first:
-        assert held(tmp_path / "lock")
-    until(lambda: not held(tmp_path / "lock"))  # its thread gives its turn back a moment later
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])

@@ -16,7 +16,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
-from mainspring.errors import InvalidState, StoreError, TransactionExpired
+from mainspring.errors import InvalidState, TransactionExpired
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
@@ -217,24 +217,6 @@ async def test_a_transaction_expires_whatever_the_handler_does(
     assert (await get_runs(store, ["run"]))["run"].state is State.RUNNING
 
 
-async def test_renewals_come_between_two_transactions(store: SqliteStore) -> None:
-    """However many wait, what is queued has its turn after the one that is under way."""
-    first, *rest = [await running(store, f"r{n}") for n in range(4)]
-    mine = turn(store, first)
-    await mine.begin()
-    others = [turn(store, run) for run in rest]
-    waiting = [asyncio.create_task(other.begin()) for other in others]
-    await asyncio.sleep(0)  # each puts itself in the queue of the writer at its first step
-    renewal = asyncio.create_task(store.renew([Held(first.id, first.token)], LEASE))
-    await asyncio.sleep(0)
-    await mine.rollback()
-    await renewal
-    assert sum(one.done() for one in waiting) <= 1
-    for other, one in zip(others, waiting, strict=True):
-        await one
-        await other.rollback()
-
-
 async def test_a_transaction_that_is_cancelled_while_it_waits_leaves_the_writer_free(
     store: SqliteStore, tmp_path: Path
 ) -> None:
@@ -258,19 +240,3 @@ async def test_a_transaction_that_is_cancelled_while_it_waits_leaves_the_writer_
         run_id: run.state for run_id, run in (await get_runs(store, ["run", "second"])).items()
     }
     assert states == {"run": State.RUNNING, "second": State.SUCCEEDED}
-
-
-async def test_a_closed_store_gives_no_turn(store: SqliteStore) -> None:
-    run, other = await running(store), await running(store, "other")
-    mine, waits, late = turn(store, run), turn(store, other), turn(store, other)
-    await mine.begin()
-    waiting = asyncio.create_task(waits.begin())
-    await asyncio.sleep(0)
-    closing_ = asyncio.create_task(store.close())
-    await asyncio.sleep(0.05)
-    await mine.rollback()
-    await closing_
-    with pytest.raises(StoreError, match="not open"):
-        await waiting
-    with pytest.raises(StoreError, match="not open"):
-        await late.begin()

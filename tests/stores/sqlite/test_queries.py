@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from mainspring.core.model import Job, Page, replace
-from mainspring.core.policy import Policy
+from mainspring.core.model import Job, Page
 from mainspring.stores.protocol import JobQuery
 from mainspring.stores.sqlite import queries, schema
 from mainspring.stores.sqlite.codec import JOB_COLUMNS, job_row
@@ -15,7 +14,6 @@ from tests.support.sqlite_store import a_job
 
 JOBS = 10_000
 LIMIT = 20
-LAST = JOBS - LIMIT
 
 
 def filled(path: Path, count: int) -> sqlite3.Connection:
@@ -60,32 +58,3 @@ def test_the_first_page_costs_the_same_of_many_jobs_as_of_few(tmp_path: Path) ->
     assert (few.total, many.total) == (100, JOBS)
     assert many.items == few.items
     assert of_many <= of_few + 10
-
-
-def test_followers_are_found_without_a_look_at_other_jobs(tmp_path: Path) -> None:
-    """Each enqueue may ask for them, once a second: all definitions were parsed for it."""
-    steps = {}
-    for count in (100, JOBS):
-        connection = filled(tmp_path / f"{count}.db", count)
-        policy = Policy.make(after=("job-00000",))
-        insert(connection, [replace(a_job("behind"), policy=policy)])
-        page, steps[count] = worked(connection, JobQuery(follows=True))
-        assert [job.id for job in page.items] == ["behind"]
-    assert steps[JOBS] <= steps[100] + 10
-
-
-def test_the_last_page_steps_over_ids_and_reads_no_job_but_its_own(tmp_path: Path) -> None:
-    connection = filled(tmp_path / "jobs.db", JOBS)
-    statements: list[str] = []
-    connection.set_trace_callback(statements.append)
-    _, of_first = worked(connection, paged(0))
-    last, of_last = worked(connection, paged(LAST))
-    connection.set_trace_callback(None)
-    assert [job.id for job in last.items] == [f"job-{n:05}" for n in range(LAST, JOBS)]
-    assert of_last - of_first <= 4 * LAST  # a few steps for each id that is passed over
-    [listing] = {sql for sql in statements if "OFFSET" in sql and str(LAST) in sql}
-    plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {listing}")]
-    assert [step for step in plan if "mainspring_jobs" in step] == [
-        "SEARCH mainspring_jobs USING INTEGER PRIMARY KEY (rowid=?)",
-        "SCAN mainspring_jobs USING COVERING INDEX sqlite_autoindex_mainspring_jobs_1",
-    ]

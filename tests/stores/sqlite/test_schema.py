@@ -23,7 +23,7 @@ from mainspring.core.model import State
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held, RunQuery
-from mainspring.stores.sqlite import SqliteStore, files, schema
+from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
 
@@ -215,20 +215,6 @@ async def test_a_step_of_a_migration_is_applied_once_and_keeps_what_is_there(
             assert colours.fetchall() == [("old",)]
 
 
-async def test_a_new_file_gets_every_step_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = "CREATE TABLE mainspring_more (x INTEGER) STRICT"
-    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
-    path = tmp_path / "jobs.db"
-    async with opened(path) as store:
-        await store.add([a_run("one")])
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (0,)
-    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-    await refused(path, StoreTooNew, "schema 2; this one knows up to 1")
-
-
 async def test_a_step_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,36 +336,6 @@ async def test_two_names_of_one_database_share_its_files(tmp_path: Path) -> None
     assert modes(tmp_path).keys() == {"current.db", "data"}
 
 
-async def test_files_that_every_user_may_use_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "jobs.db"
-    async with opened(path):
-        pass
-    for file in (path, tmp_path / "jobs.db-lock"):
-        file.chmod(0o644)
-    async with opened(path):
-        pass
-    assert "jobs.db (0644)" in caplog.text
-    assert "jobs.db-lock (0644)" in caplog.text
-    assert f"chmod o= {path} " in caplog.text
-
-
-async def test_a_store_that_a_group_shares_stays_shared(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "jobs.db"
-    async with opened(path):
-        pass
-    path.chmod(0o660)
-    (tmp_path / "jobs.db-lock").unlink()
-    async with opened(path) as store:
-        await store.add([a_run("one")])
-        found = modes(tmp_path)
-        assert [found[f"jobs.db{s}"] for s in ("", "-wal", "-shm", "-lock")] == [0o660] * 4
-    assert "chmod" not in caplog.text
-
-
 # -- a disk that refuses ------------------------------------------------------------------------
 
 
@@ -392,20 +348,6 @@ async def test_a_read_only_disk_is_named(small_disk: Path) -> None:
     await asyncio.to_thread(subprocess.run, mount, check=True)
     await refused(path, StoreError, "be written to|no permission to write")
     await refused(small_disk / "new.db", StoreError, "be written to|no permission to write")
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ENOSPC])
-async def test_a_lock_file_that_cannot_be_opened_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(path: Path, like: Path) -> int:
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(files, "open_private", refuse)
-    with pytest.raises(StoreError) as caught:
-        await SqliteStore(tmp_path / "jobs.db").open()
-    assert str(tmp_path / "jobs.db-lock") in str(caught.value)
-    assert isinstance(caught.value.__cause__, OSError)
 
 
 async def test_a_failing_disk_is_not_taken_for_a_damaged_file(

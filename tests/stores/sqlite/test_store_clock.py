@@ -13,7 +13,7 @@ import pytest
 
 from mainspring.core import clock as clocks
 from mainspring.core import transitions
-from mainspring.core.clock import EPOCH, CarriedClock, SteadyClock, SystemClock
+from mainspring.core.clock import EPOCH, SteadyClock
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore
@@ -155,21 +155,6 @@ async def test_where_there_is_no_boot_clock_the_wall_clock_decides(
         assert await lapsed(store) == []
 
 
-@linux
-def test_the_boot_clock_is_the_same_in_every_process() -> None:
-    steady = SteadyClock(SystemClock())
-    assert steady.boot
-    before = steady.elapsed_us()
-    code = (
-        "from mainspring.core.clock import SteadyClock, SystemClock\n"
-        "steady = SteadyClock(SystemClock()); print(steady.boot, steady.elapsed_us())"
-    )
-    with os.popen(f"{sys.executable} -c '{code}'") as pipe:
-        boot, elapsed = pipe.read().split()
-    assert boot == steady.boot
-    assert before <= int(elapsed) <= steady.elapsed_us()
-
-
 STEPPED = """
 import asyncio, sys
 from datetime import timedelta
@@ -216,26 +201,3 @@ async def test_a_real_program_keeps_its_lease_through_steps_of_the_wall_clock(
         assert await program.stdout.readline() == b"0 1 10\n"
     program.stdin.close()
     assert await program.wait() == 0
-
-
-def test_a_carried_clock_is_corrected_as_one() -> None:
-    """Another thread reads it at any moment: also between what used to be two writes."""
-    clock = FakeClock(START)
-    carried = CarriedClock(clock)
-    seen = []
-
-    class Looking:
-        def monotonic(self) -> float:
-            seen.append(carried.now() - clock.now())
-            return clock.monotonic()
-
-    clock.advance(100)
-    looking = Looking()
-    monotonic, carried._monotonic = carried._monotonic, lambda: look()
-
-    def look() -> float:
-        carried._monotonic = monotonic
-        return looking.monotonic()
-
-    carried.correct(clock.now())
-    assert [abs(off.total_seconds()) < 1 for off in seen] == [True]

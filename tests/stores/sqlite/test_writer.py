@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import threading
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mainspring.core.model import State
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
-from mainspring.stores.sqlite import SqliteStore, schema
-from mainspring.stores.sqlite import writer as writer_module
+from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened
 
@@ -119,70 +115,6 @@ async def test_it_serves_several_loops(store: SqliteStore) -> None:
 
     await asyncio.gather(*(asyncio.to_thread(elsewhere, f"thread-{n}") for n in range(4)))
     assert len(await ids_of(store)) == 40
-
-
-async def test_waiters_on_every_loop_are_woken(store: SqliteStore) -> None:
-    waiting = threading.Event()
-
-    async def wait() -> bool:
-        task = asyncio.create_task(store.wait(60))
-        await asyncio.sleep(0)
-        waiting.set()
-        return await task
-
-    there = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(wait())))
-    here = asyncio.create_task(store.wait(60))
-    await asyncio.to_thread(waiting.wait)
-    await store.add([a_run("one")])
-    assert await here
-    assert await there
-
-
-async def test_a_cancelled_open_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scheduler was stopped while it started: the thread closes its files and ends."""
-    path = tmp_path / "jobs.db"
-    died: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", died.append)
-    async with opened(path):
-        pass
-    go_on = threading.Event()
-    reached = threading.Event()
-
-    def slow(*given: Any) -> None:
-        reached.set()
-        go_on.wait(30)
-        schema.migrate(*given)
-
-    monkeypatch.setattr(writer_module, "migrate", slow)
-    before = open_files(tmp_path)
-    store = SqliteStore(path)
-    opening = asyncio.create_task(store.open())
-    await asyncio.to_thread(reached.wait)
-    assert open_files(tmp_path) or not LINUX
-    [thread] = [t for t in threading.enumerate() if t.name == "mainspring-sqlite-writer"]
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    go_on.set()
-    await asyncio.to_thread(thread.join, 30)
-    assert not thread.is_alive()
-    assert not died
-    assert open_files(tmp_path) == before
-    await store.open()
-    await store.add([a_run("one")])
-    await store.close()
-
-
-def open_files(folder: Path) -> list[str]:
-    """The files in the folder that this process has open, where the system tells."""
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")] if LINUX else []
-    names = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return [name for name in names if name.startswith(str(folder))]
-
-
-LINUX = os.path.isdir("/proc/self/fd")
 
 
 # -- processes ------------------------------------------------------------------------------
