@@ -15,6 +15,7 @@ SECRET_KEY = "secret"
 DEBUG = True
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
+STATIC_URL = "static/"
 ROOT_URLCONF = "urls"
 INSTALLED_APPS = [
     "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",

@@ -79,6 +79,8 @@ class EnqueuePlan:
     the runs that follow it."""
 
     instances: Sequence[tuple[Run, ...]]
+    upstream: tuple[str, ...] = ()
+    """The runs that these come after."""
 
     @property
     def runs(self) -> list[Run]:
@@ -122,25 +124,26 @@ class RunOperations:
         """Add a run for each payload of each batch, all in one commit, and return them in order.
         The store encodes each payload, and refuses what is not JSON. An `each_node` job gets a run
         on each node; returned is the one on this node, if it is one, else that on the first."""
-        upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
-        await self._check_upstream(upstream)
         facts = await self.read_facts({batch.job_id for batch in batches}, source)
-        runs = await self.add(batches, facts, zone, source)
-        if upstream:  # it may have ended before its follower was added
-            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
-                await self._releaser.release_followers(upstream)
-        return runs
+        return await self.add_plan(self.plan(batches, facts, zone, source))
 
     async def add(
         self, batches: Sequence[EnqueueBatch], facts: EnqueueFacts, zone: tzinfo, source: Source
     ) -> list[Run]:
         """The same of runs that come after none. May be called on any loop that the store takes."""
-        plan = self.plan(batches, facts, zone, source)
+        return await self.add_plan(self.plan(batches, facts, zone, source))
+
+    async def add_plan(self, plan: EnqueuePlan) -> list[Run]:
+        """Add the runs of a plan, all in one commit, and return one for each payload."""
+        await self._check_upstream(plan.upstream)
         added = await self._engine.store.add(plan.runs)
         for item in added:
             if not item.duplicate:
                 skipped = item.run.state is State.SKIPPED
                 self._engine.emit("run.skipped" if skipped else "run.enqueued", item.run)
+        if plan.upstream:  # it may have ended before its follower was added
+            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
+                await self._releaser.release_followers(plan.upstream)
         return plan.results(added)
 
     async def read_facts(self, job_ids: Collection[str], source: Source) -> EnqueueFacts:
@@ -193,7 +196,8 @@ class RunOperations:
             )
             for root in roots
         ]
-        return EnqueuePlan(instances)
+        upstream = dict.fromkeys(id for batch in batches for id in batch.options.upstream())
+        return EnqueuePlan(instances, tuple(upstream))
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""

@@ -20,6 +20,7 @@ class MainspringConfig(AppConfig):
     name = "mainspring.contrib.django"
     label = "mainspring"
     verbose_name = "Mainspring"
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         for app in apps.get_app_configs():

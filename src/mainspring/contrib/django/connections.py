@@ -10,9 +10,6 @@ from django.db import close_old_connections
 
 from mainspring.core.context import RunContext
 
-if not (apps.ready or apps.loading):  # a process that loads the handler of one job
-    django.setup()
-
 
 class fresh_connections:  # noqa: N801 - used as a function that makes a context manager
     """For `around`: closes connections that are broken or older than CONN_MAX_AGE. One of yours
@@ -35,3 +32,6 @@ class fresh_connections:  # noqa: N801 - used as a function that makes a context
 
 _close_old_connections = sync_to_async(close_old_connections)
 """In the thread in which Django makes the queries of async code."""
+
+if not (apps.ready or apps.loading):  # in the process of a handler with `isolation="process"`
+    django.setup()

@@ -3,9 +3,10 @@ database connection, and what it enqueues belongs to the transaction that is und
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -78,6 +79,12 @@ class ProjectScheduler(Scheduler):
             self.blocking.stop()
             self._was_stopped = False
 
+    def run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on the event loop of listeners, which all requests share."""
+        if not self.started:
+            self.open()
+        return asyncio.run_coroutine_threadsafe(make(), self._program_loop).result()
+
     # Steps
 
     async def _start(self, *arguments: Any) -> None:
@@ -133,7 +140,7 @@ class ProjectScheduler(Scheduler):
         )
 
         def add() -> None:
-            added = self._call(self._running().store.add(plan.runs))
+            added = self._call(self._runs.add_plan(plan))
             super(ProjectScheduler, self)._wait_for(added, "on_commit", "enqueue")
 
         for connection in transactions:

@@ -268,8 +268,9 @@ class _Server:
         self._channel.set_context(context)
         context.send({"type": "started"})
         try:
-            handler = _load(**request["target"])
+            # First what is around it: a framework may have to be set up before a handler's module.
             around = _load(**request["around"]) if request["around"] is not None else None
+            handler = _load(**request["target"])
             with _memory_limit(request["memory_limit"]):
                 context.resources = self._resources(**request["resources"])
                 # In a copy of the process's context: the next run here must not see this one's.

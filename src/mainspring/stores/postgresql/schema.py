@@ -170,10 +170,14 @@ INSERT INTO mainspring.meta VALUES ('identity', (random() * 1e15)::bigint);
 MIGRATIONS: list[str] = [_CREATE, _IDENTITY, ENQUEUE]
 """Step n takes a schema from version n to n + 1. A step that was released is never edited."""
 
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))"
+"""Held by the one client that makes or migrates a schema; its argument is `mainspring SCHEMA`."""
 
-def setup_script(schema: str) -> str:
-    """What a team that applies schema changes by itself runs, as the role that owns the schema."""
-    steps = "".join(_named(step, schema) for step in MIGRATIONS)
+
+def setup_script(schema: str, version: int = 0) -> str:
+    """What a team that applies schema changes by itself runs, as the role that owns the schema. It
+    begins at a version of the schema; 0 is none."""
+    steps = "".join(_named(step, schema) for step in MIGRATIONS[version:])
     return f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n{steps}\n{_set_version(schema)};\n'
 
 
@@ -236,9 +240,7 @@ async def _version(tx: Transaction, db: Database) -> int:
 
 async def _migrate(tx: Transaction, db: Database) -> None:
     schema = db.url.schema
-    await tx.changed(
-        "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"mainspring {schema}"]
-    )
+    await tx.changed(LOCK, [f"mainspring {schema}"])
     version = await _version(tx, db)
     if version == 0:
         [[there]] = await tx.rows("SELECT to_regnamespace(%s) IS NOT NULL", [f'"{schema}"'])

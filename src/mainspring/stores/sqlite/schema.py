@@ -265,7 +265,7 @@ def migrate(connection: sqlite3.Connection, path: Path, lock: FileLock) -> None:
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _apply(connection, _version(connection, path))
+            apply_migrations(connection, path)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -290,7 +290,9 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 _VERSION = "SELECT value FROM mainspring_meta WHERE name = 'version'"
 
 
-def _apply(connection: sqlite3.Connection, version: int) -> None:
+def apply_migrations(connection: sqlite3.Connection, path: Path) -> None:
+    """Apply the steps that the file lacks, in the transaction that is under way."""
+    version = _version(connection, path)
     if _pragma(connection, "application_id") == 0 and _pragma(connection, "schema_version") == 0:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for step in MIGRATIONS[version:]:

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.django_project import DjangoProject
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> DjangoProject:
+    return DjangoProject(tmp_path)
