@@ -64,6 +64,24 @@ async def test_a_run_in_front_of_the_start_is_claimed_soon(
     assert await claimed(store) == ["early"]
 
 
+def test_looks_at_the_whole_that_take_long_are_rare() -> None:
+    starts = LaneStarts()
+    assert starts.begin(0) == {}
+    starts.took("lane", [(n, n) for n in range(LaneStarts.BUSY)])
+    quick, slow = 10_000, 500_000
+    began = LaneStarts.LOOK
+    for took, pause in (
+        (quick, LaneStarts.LOOK - quick),
+        (slow, LaneStarts.PAUSE * slow),
+        (100 * slow, LaneStarts.LONGEST_PAUSE),
+    ):
+        assert starts.begin(began) == {}
+        starts.looked(began + took)
+        assert starts.begin(began + took + pause - 1) != {}
+        began += took + pause
+    assert starts.begin(0) == {}, "the server's clock was set back"
+
+
 async def test_a_run_of_the_last_second_is_claimed_at_once(
     store: PostgresStore, clock: FakeClock
 ) -> None:

@@ -109,27 +109,40 @@ class LaneStarts:
     While a long transaction elsewhere keeps vacuum from its work, the entries of runs that were
     taken stay in front of the first pending one, and each claim would step over all of them: after
     70,000 runs, a claim cost four times as much. Runs that come back with an earlier time are in
-    front of a start, so a claim looks at the whole lane every two seconds. The last second is
-    always looked at: clients do not add their runs exactly in the order of their times.
+    front of a start, so a claim looks at the whole lane every two seconds, or less often where the
+    look itself takes long: after 400,000 runs it may take a second. The last second is always
+    looked at: clients do not add their runs exactly in the order of their times.
     """
 
     BUSY = 1000
     """A lane has a start when this client has taken so many of its runs."""
     LOOK = 2_000_000
+    PAUSE = 20
+    """How many times as long as a look takes is none."""
+    LONGEST_PAUSE = 60_000_000
     RECENT = 1_000_000
 
     def __init__(self) -> None:
-        self.next_look = 0
+        self.is_looking = False
+        self._looked_at = self.next_look = 0
         self._taken: Counter[str] = Counter()
         self._last: dict[str, tuple[int, int]] = {}
 
     def begin(self, now: int) -> dict[str, tuple[int, int]]:
         """The starts that a claim uses: none if it is to look at the whole."""
-        if not self.next_look - self.LOOK <= now < self.next_look:
-            self.next_look = now + self.LOOK
-            return {}
         recent = (now - self.RECENT, 0)
-        return {i: min(self._last[i], recent) for i, n in self._taken.items() if n >= self.BUSY}
+        starts = {i: min(self._last[i], recent) for i, n in self._taken.items() if n >= self.BUSY}
+        if self._looked_at <= now < self.next_look:
+            return starts
+        self._looked_at, self.next_look = now, now + self.LOOK
+        self.is_looking = bool(starts)
+        return {}
+
+    def looked(self, now: int) -> None:
+        """A look at the whole has ended."""
+        pause = min(self.PAUSE * (now - self._looked_at), self.LONGEST_PAUSE)
+        self.next_look = max(self.next_look, now + pause)
+        self.is_looking = False
 
     def took(self, lane: str, runs: Sequence[tuple[int, int]]) -> None:
         if len(self._last) >= 1000:
@@ -172,6 +185,8 @@ async def claim_runs(
     for write in limits.rates.writes():
         await notes.put(tx, write)
     taken = await _take(tx, claim, chosen)
+    if lane_starts.is_looking:
+        lane_starts.looked(await tx.current_time())
     runs = [run for run in taken if run.unreadable is None]
     aside = [run for run in taken if run.unreadable is not None]
     if aside:
