@@ -138,6 +138,7 @@ class RunContext(Generic[R]):
         "_lines",
         "_log",
         "_result",
+        "_run",
         "_transact",
         "attempt",
         "cancelled",
@@ -181,6 +182,7 @@ class RunContext(Generic[R]):
         self._log: logging.Logger | None = None
         self._lines: _LogBuffer | None = None
         self._result: Any = None
+        self._run = run
         self._transact = transact
 
     def transaction(self) -> HandlerTransaction:

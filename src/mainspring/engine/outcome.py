@@ -133,7 +133,7 @@ def _failed(
     policy, details = attempt.job.policy, _details(attempt)
     outcome = Outcome.TIMED_OUT if isinstance(error.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(error.message, error.traceback, outcome)
-    if not _may_retry(run, policy, error):
+    if not may_retry(run, policy, error):
         reason = transitions.MEMORY if isinstance(error.exception, MemoryExceeded) else None
         return Decision(transitions.failed(run, now, failure, details, reason), error)
     wait = _asked_delay(error)
@@ -143,7 +143,8 @@ def _failed(
     return Decision(change, error, will_retry=True)
 
 
-def _may_retry(run: Run, policy: Policy, error: AttemptError) -> bool:
+def may_retry(run: Run, policy: Policy, error: AttemptError) -> bool:
+    """Whether a run whose attempt failed with this error is tried again."""
     if error.kind == "give_up" or policy.delivery is Delivery.AT_MOST_ONCE:
         return False
     if run.failures >= policy.retries:

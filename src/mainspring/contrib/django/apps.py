@@ -1,5 +1,5 @@
-"""The app of Django: finds `jobs.py` of each installed app, registers the checks, and follows
-requests, test databases and overridden settings."""
+"""The app of Django: finds `jobs.py` and `tasks.py` of each installed app, registers the checks,
+and follows requests, test databases and overridden settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import importlib
 from typing import Any
 
 from django.apps import AppConfig, apps
+from django.conf import settings
 from django.core import checks
 from django.core.signals import request_started, setting_changed
 from django.db.backends.signals import connection_created
-from django.utils.module_loading import module_has_submodule
+from django.utils.module_loading import autodiscover_modules, module_has_submodule
 
 from mainspring.contrib.django import scheduler
 from mainspring.errors import JobExists
@@ -26,6 +27,9 @@ class MainspringConfig(AppConfig):
         for app in apps.get_app_configs():
             if module_has_submodule(app.module, "jobs"):
                 _import_jobs(app)
+        backends = getattr(settings, "TASKS", {}).values()
+        if any(one.get("BACKEND", "").startswith(f"{self.name}.tasks.") for one in backends):
+            autodiscover_modules("tasks")
         checks.register(_mistakes, "mainspring")
         request_started.connect(_open_before_transactions)
         connection_created.connect(_close_for_other_databases)

@@ -21,11 +21,12 @@ from mainspring.contrib.django.project_store import (
     database_alias,
     store_of_settings,
 )
-from mainspring.core.model import Run, Source
+from mainspring.core.model import Owner, Run, Source
 from mainspring.engine.engine import Engine
 from mainspring.engine.run_operations import EnqueueBatch
 from mainspring.errors import InvalidState
 from mainspring.scheduler import Scheduler
+from mainspring.scheduler.definitions import draft_job
 
 log = logging.getLogger("mainspring")
 
@@ -84,6 +85,20 @@ class ProjectScheduler(Scheduler):
         if not self.started:
             self.open()
         return asyncio.run_coroutine_threadsafe(make(), self._program_loop).result()
+
+    def define_job(self, id: str, handler: str, **options: Any) -> None:
+        """Define a job of code for a registered handler, unless it is defined."""
+        if id not in self._jobs_in_code:
+            zone, defaults = self._timezone, self._defaults
+            draft = draft_job(id, handler, Owner.CODE, zone, defaults=defaults, **options)
+            self._jobs_in_code[id] = draft
+            self._store_if_started(draft)
+
+    def wait_outside_transactions(
+        self, coroutine: Coroutine[Any, Any, T], called: str, instead: str
+    ) -> T:
+        """As `blocking.wait_for`, but what is enqueued belongs to no transaction under way."""
+        return super()._wait_for(coroutine, called, instead)
 
     # Steps
 
