@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from itertools import chain
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mainspring import Client
 from tests.support.doc_examples import DOCS, blocks
 
 PAGES = [
@@ -90,13 +92,20 @@ fork_twice(request)
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the pages, and a store that has their jobs."""
+    folder = tmp_path_factory.mktemp("pages")
     for block in chain.from_iterable(map(blocks, PAGES)):
         if block.kind == "framework" and block.title is not None:
-            (tmp_path / block.title).write_text(block.text)
-    run(tmp_path, STORE_JOBS)
-    return tmp_path
+            (folder / block.title).write_text(block.text)
+    run(folder, STORE_JOBS)
+    return folder
+
+
+@pytest.fixture
+def folder(prepared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(prepared, tmp_path / "app"))
 
 
 def run(folder: Path, script: str, *arguments: str) -> str:
@@ -112,13 +121,13 @@ def run(folder: Path, script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def runs_in(folder: Path) -> str:
-    list_runs = "from mainspring import Client\nwith Client('sqlite:///shop.db').blocking as c:\n"
-    return run(folder, list_runs + "    print(len(c.list_runs(job='send_email').items))").strip()
+def runs_in(folder: Path) -> int:
+    with Client(f"sqlite:///{folder}/shop.db").blocking as client:
+        return len(client.list_runs(job="send_email").items)
 
 
-@pytest.mark.parametrize(("module", "runs"), [("fastapi_app", "1"), ("fastapi_with_workers", "2")])
-def test_a_web_process_enqueues_or_runs_its_own_jobs(folder: Path, module: str, runs: str) -> None:
+@pytest.mark.parametrize(("module", "runs"), [("fastapi_app", 1), ("fastapi_with_workers", 2)])
+def test_a_web_process_enqueues_or_runs_its_own_jobs(folder: Path, module: str, runs: int) -> None:
     run(folder, FASTAPI, module)
     assert runs_in(folder) == runs
 
@@ -134,4 +143,4 @@ def test_the_dashboard_asks_for_the_login_of_the_application(folder: Path) -> No
 @pytest.mark.parametrize("script", [FLASK, DJANGO], ids=["flask", "django"])
 def test_each_forked_process_opens_its_own_client(folder: Path, script: str) -> None:
     run(folder, FORKED + script)
-    assert runs_in(folder) == "2"
+    assert runs_in(folder) == 2

@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,16 +13,20 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import AutoReconnect, NetworkTimeout
 
 from mainspring.core import transitions
-from mainspring.core.model import Job, Source, State, replace, slot_run_id
-from mainspring.core.policy import Policy
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, database, schema
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.transaction import in_transaction
-from mainspring.stores.protocol import Claim, JobQuery, RunQuery
-from mainspring.testing.store_calls import claim_runs, put_job
+from mainspring.stores.protocol import RunQuery
+from tests.support.dead_clients import (
+    add,
+    check_that_all_is_ours,
+    claim,
+    fire,
+    other_client,
+    prepare,
+)
 from tests.support.mongodb.store import opened
-from tests.support.records import a_firing, a_run
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
@@ -46,43 +46,6 @@ def url(request: pytest.FixtureRequest, database_name: str) -> str:
     return with_database(url, database_name)
 
 
-async def prepare(store: MongoStore) -> None:
-    """A job that is due, and a job of which one run may be running, with two pending runs."""
-    now = await store.now()
-    job = Job(id="due", handler="other", created_at=now, updated_at=now, next_run_at=now)
-    assert await put_job(store, job)
-    limited = replace(job, id="limited", next_run_at=None, policy=Policy.make(concurrency=1))
-    assert await put_job(store, limited)
-    await store.add([a_run(now, f"limited-{n}", job_id="limited") for n in range(2)])
-
-
-async def due_job(store: MongoStore) -> Job:
-    [job] = (await store.jobs(JobQuery(ids=frozenset({"due"})))).items
-    return job
-
-
-async def add(store: MongoStore, name: str) -> bool:
-    """Add a run with the key that all clients use; whether it was added."""
-    run = a_run(await store.now(), name, job_id="keyed", handler="other", dedupe_key="k")
-    [added] = await store.add([run])
-    return not added.duplicate
-
-
-async def fire(store: MongoStore, name: str) -> bool:
-    job = await due_job(store)
-    at = job.created_at
-    slot = a_run(at, slot_run_id("due", at), job_id="due", handler="other", source=Source.SCHEDULE)
-    firing = a_firing(job, slot)
-    [fired] = await store.fire([firing])
-    return fired.done
-
-
-async def claim(store: MongoStore, name: str) -> bool:
-    lease = timedelta(minutes=5)
-    wanted = Claim(worker=name, handlers=frozenset({"work"}), limit=2, lease=lease)
-    return len(await claim_runs(store, wanted)) == 1
-
-
 async def claim_soon(store: MongoStore, name: str) -> bool:
     """Claim as a worker does: a claim that meets conflicts takes nothing, and is sent again."""
     while not await claim(store, name):
@@ -93,7 +56,7 @@ async def claim_soon(store: MongoStore, name: str) -> bool:
 _OTHER_CLIENT = """
 import asyncio, json, os, signal, sys
 from mainspring.stores.mongodb import MongoStore, transaction
-from tests.stores.mongodb.test_dead_clients import add, claim, fire
+from tests.support.dead_clients import add, claim, fire
 
 commit, arrived, resumed = transaction._commit, [], asyncio.Event()
 
@@ -119,30 +82,16 @@ asyncio.run(main())
 """
 
 
-@asynccontextmanager
-async def other_client(url: str, end: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that has written in three transactions, and has committed none."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _OTHER_CLIENT, url, end, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"locked\n"
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody_for_long(
     url: str, end: str
 ) -> None:
     async with opened(url) as store:
-        await prepare(store)
-        before = await due_job(store)
-        async with other_client(url, end) as other, asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT):
+        before = await prepare(store)
+        async with (
+            other_client(_OTHER_CLIENT, url, end) as other,
+            asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT),
+        ):
             if end == "SIGKILL":
                 other.kill()
             ours = (operation(store, "ours") for operation in (add, fire, claim_soon))
@@ -151,18 +100,7 @@ async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody
                 other.send_signal(signal.SIGCONT)
                 assert other.stdout is not None
                 assert json.loads(await other.stdout.readline()) == [False, False, False]
-        runs = (await store.find(RunQuery())).items
-        after = await due_job(store)
-    assert sorted(run.id for run in runs if run.job_id != "due") == [
-        "limited-0",
-        "limited-1",
-        "ours",
-    ]
-    assert [run.id for run in runs if run.job_id == "due"] == [
-        slot_run_id("due", before.created_at)
-    ]
-    assert [run.worker for run in runs if run.state is State.RUNNING] == ["ours"]
-    assert after.version == before.version + 1
+        await check_that_all_is_ours(store, before)
 
 
 async def test_maintain_unlocks_what_a_dead_client_has_locked_for_writes_without_transactions(
@@ -171,7 +109,7 @@ async def test_maintain_unlocks_what_a_dead_client_has_locked_for_writes_without
     """Such a write does not meet a conflict. It waits for the lock."""
     async with opened(url) as store, opened(url) as sweeping:
         await prepare(store)
-        async with other_client(url, "SIGKILL") as other:
+        async with other_client(_OTHER_CLIENT, url, "SIGKILL") as other:
             other.kill()
         async with asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT):
             cancelled = asyncio.create_task(cancel_pending(store))
@@ -267,18 +205,3 @@ async def test_a_session_whose_connection_failed_is_not_used_again_and_is_ended(
         await in_transaction(store._db, work)
     assert len(used) > 2
     assert used[0] not in used[1:]
-
-
-async def test_sessions_are_used_again_and_registered_no_more_often_than_needed(
-    url: str,
-) -> None:
-    async with opened(url) as store:
-        for n in range(20):
-            assert await add(store, f"r{n}") is (n == 0)
-        assert registered(url) == 1
-    assert registered(url) == 0
-
-
-def registered(url: str) -> int:
-    with MongoClient[Document](url) as client:
-        return client.get_default_database().mainspring_sessions.count_documents({})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mainspring import Event, RunContext, Scheduler, State
+from mainspring import Scheduler, State
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
-from tests.support.engine import LONG, until
+from tests.support.network import work_through_outages
 from tests.support.servers.mongodb import ReplicaSet, Standalone, with_database
 from tests.support.servers.proxy import Line, Proxy
 
@@ -29,51 +27,12 @@ def server() -> Iterator[ReplicaSet]:
 async def test_work_resumes_when_the_connection_recovers(
     server: ReplicaSet, database_name: str, line: Line
 ) -> None:
-    """Every run is done once, nobody loses a lease, and it was said that something is wrong."""
-    done: Counter[str] = Counter()
-    heard: list[str] = []
+    """And nobody loses a lease."""
     async with Proxy(server.primary().port) as proxy:
         url = f"mongodb://{proxy.address}/{database_name}?directConnection=true&timeoutMS=700"
         scheduler = Scheduler(url, poll="100ms", workers=4)
-
-        @scheduler.job()
-        async def work(ctx: RunContext) -> None:
-            done[ctx.run_id] += 1
-            await asyncio.sleep(0.05)
-
-        def told(event: Event) -> None:
-            heard.append(str(event.error))
-
-        scheduler.on("scheduler.error", told)
-        runs = []
-        async with scheduler:
-            for _ in range(3):
-                runs += await work.enqueue_many([{}] * 40)
-                async with asyncio.timeout(LONG):
-                    while len(done) < len(runs) - 30:
-                        await asyncio.sleep(0.01)
-                proxy.turn(line)
-                await _answers(scheduler, False)
-                await until(lambda: heard, "an error that is told")
-                proxy.turn(Line.WELL)
-                await _answers(scheduler, True)
-            ended = [await scheduler.wait(run.id, 60) for run in runs]
-        assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
-        assert set(done.values()) == {1}
-        assert heard
-
-
-async def _answers(scheduler: Scheduler, expected: bool) -> None:
-    """Ask until the store answers, or until it does not."""
-    answers = not expected
-    async with asyncio.timeout(LONG):
-        while answers is not expected:
-            await asyncio.sleep(0.05)
-            try:
-                await scheduler.stats()
-                answers = True
-            except StoreUnavailable:
-                answers = False
+        ended = await work_through_outages(scheduler, proxy, line, outages=2)
+    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
 
 
 # TLS

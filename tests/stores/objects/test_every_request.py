@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import Job, Note, Run, Source, State, replace, slot_run_id
-from mainspring.core.policy import Delivery
+from mainspring.core.model import Job, Note, State, replace
 from mainspring.errors import StoreError
 from mainspring.stores.objects import ObjectStore, compaction, group_commit, schema
 from mainspring.stores.objects.schema import HEAD
@@ -35,15 +34,10 @@ from mainspring.stores.protocol import (
     RunQuery,
 )
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.client_life import KEPT, LEASE, OLD, TOGETHER, ClientLife
 from tests.support.objects.memory_bucket import BucketFault, Effect, Killed, MemoryBucket, Objects
-from tests.support.records import a_firing, a_run
 
-LEASE = timedelta(seconds=30)
-OLD = timedelta(days=2)
-KEPT = timedelta(days=1)
 ENQUEUED = [f"new{number}" for number in range(5)]
-TOGETHER = ["first", "last"]
-"""Added in one call."""
 ENDED = {State.SUCCEEDED: 9, State.FAILED: 6}
 LATE = 0.02
 EFFECTS: tuple[Effect, ...] = (
@@ -52,21 +46,12 @@ EFFECTS: tuple[Effect, ...] = (
 )
 
 
-class Life:
+class Life(ClientLife):
     """What happens in a bucket, and what its clients were told."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock(asyncio.get_running_loop())
+        super().__init__(VirtualClock(asyncio.get_running_loop()))
         self.objects = Objects(self.clock)
-        self.slot = self.clock.now()
-        self.slot_run = slot_run_id("job", self.slot)
-        self.added: set[str] = set()
-        """Runs of which a client was told that they are stored."""
-        self.claims: Counter[tuple[str, int]] = Counter()
-        self.ended: dict[str, int] = {}
-        """By run: the token under which a client was told that it has ended."""
-        self.changes: dict[str, transitions.Change | None] = {}
-        """By run: a change that is sent until a client is told that it is done; then None."""
         self.requests: list[tuple[str, str]] = []
         self.met = False
         """Whether there was a fault."""
@@ -94,16 +79,13 @@ class Life:
         note = Note(kind="k", name="n", value=1)
         await store.put_notes([NoteWrite(note.kind, note.name, 0, note)])
         for number in range(4):
-            await self._add(store, self._finished(f"old{number}", self.slot - OLD))
+            await self.add(store, self.finished(f"old{number}", self.slot - OLD))
         for run_id in ENQUEUED:
-            await self._add(store, self._run(run_id))
-        await self._add(store, *(self._run(run_id, dedupe_key=run_id) for run_id in TOGETHER))
-        for run_id in ("revived", "deleted"):
-            await self._add(store, self._finished(run_id, self.slot))
-        await self._change(store, "revived", lambda run: transitions.revived(run, self.slot))
-        await self._change(store, "deleted", transitions.deleted)
-        await self._fire(store)
-        await self._rescue(store)
+            await self.add(store, self.run(run_id))
+        await self.add_together(store)
+        await self.revive_and_delete(store)
+        await self.fire(store)
+        await self.rescue(store)
         await self._work_off(store, worker)
         for _ in range(2):
             await store.maintain(self.clock.now() - KEPT, 100)
@@ -113,45 +95,11 @@ class Life:
     async def _put_jobs(self, store: ObjectStore) -> None:
         times: Any = {"created_at": self.slot, "updated_at": self.slot}
         jobs = [Job(id=job_id, handler="work", **times) for job_id in ("job", "dropped")]
-        if not self.added:
+        if not self.told:
             await store.put_jobs(
                 [JobWrite.add(replace(job, next_run_at=self.slot)) for job in jobs]
             )
         await store.put_jobs([JobWrite.drop("dropped")])
-
-    async def _add(self, store: ObjectStore, *runs: Run) -> None:
-        if runs[0].id not in self.added:
-            assert not any(added.duplicate for added in await store.add(runs))
-            self.added.update(run.id for run in runs)
-
-    async def _change(
-        self, store: ObjectStore, run_id: str, make: Callable[[Run], transitions.Change]
-    ) -> None:
-        if run_id not in self.changes:
-            [run] = (await store.find(RunQuery(ids=frozenset({run_id})))).items
-            self.changes[run_id] = make(run)
-        if (change := self.changes[run_id]) is not None:
-            assert await store.commit([change]) == [True]
-            self.changes[run_id] = None
-
-    def _run(self, run_id: str, **fields: Any) -> Run:
-        return a_run(self.slot, run_id, **fields)
-
-    def _finished(self, run_id: str, at: datetime) -> Run:
-        return self._run(run_id, state=State.FAILED, finished_at=at, attempt=1)
-
-    async def _fire(self, store: ObjectStore) -> None:
-        [job] = (await store.jobs(JobQuery())).items
-        if job.next_run_at == self.slot:
-            slot = self._run(self.slot_run, source=Source.SCHEDULE)
-            firing = a_firing(job, slot, next_run_at=self.slot + timedelta(days=9))
-            [fired] = await store.fire([firing])
-            assert fired.done
-
-    async def _rescue(self, store: ObjectStore) -> None:
-        for run in (await store.find(RunQuery(lapsed=True))).items:
-            now = await store.now()
-            await store.commit([transitions.rescued(run, now, Delivery.AT_LEAST_ONCE)])
 
     async def _work_off(self, store: ObjectStore, worker: str) -> None:
         wanted = Claim(worker=worker, handlers=frozenset({"work"}), limit=2, lease=LEASE)
@@ -167,16 +115,9 @@ class Life:
         """Another client finds every run, once, and nothing that is not needed."""
         store = self.client()
         await store.open()
-        found = (await store.find(RunQuery(limit=100))).items
-        expected = [*ENQUEUED, *TOGETHER, "revived", self.slot_run]
-        assert sorted(run.id for run in found) == sorted(expected)
-        for run in found:
-            assert run.state is State.SUCCEEDED
-            assert run.result == run.token
-            assert run.token == self.ended.get(run.id, run.token)
+        await self.check_runs(store, [*ENQUEUED, *TOGETHER, "revived", self.slot_run])
         assert [job.id for job in (await store.jobs(JobQuery())).items] == ["job"]
         assert [note.version for note in (await store.notes(NoteQuery())).items] == [1]
-        assert [key for key, count in self.claims.items() if count > 1] == []
         counts = await store.counts(self.slot - timedelta(days=5), frozenset({"job"}))
         assert counts.totals["job"].ended == ENDED
         in_periods: Counter[State] = Counter()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
 
 import pytest
 
-from mainspring.core.model import Job, Source, State, replace, slot_run_id
-from mainspring.core.policy import Policy
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.postgresql.database import CALL_SECONDS
 from mainspring.stores.postgresql.store import PostgresStore
-from mainspring.stores.protocol import Claim, JobQuery, RunQuery
-from mainspring.testing.store_calls import claim_runs, put_job
+from tests.support.dead_clients import (
+    add,
+    check_that_all_is_ours,
+    claim,
+    fire,
+    other_client,
+    prepare,
+)
 from tests.support.postgresql import SharedSchema
-from tests.support.records import a_firing, a_run
 
 _OTHER_CLIENT = """
 import asyncio, os, signal, sys
@@ -27,7 +26,7 @@ from contextlib import suppress
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.postgresql import database
 from mainspring.stores.postgresql.store import PostgresStore
-from tests.stores.postgresql.test_dead_clients import add, claim, fire
+from tests.support.dead_clients import add, claim, fire
 
 async def main():
     store = PostgresStore(sys.argv[1])
@@ -64,44 +63,6 @@ asyncio.run(main())
 """
 
 
-async def add(store: PostgresStore, name: str) -> bool:
-    """Add a run with the key that all clients use; whether it was added."""
-    run = a_run(await store.now(), name, job_id="keyed", handler="other", dedupe_key="k")
-    [added] = await store.add([run])
-    return not added.duplicate
-
-
-async def fire(store: PostgresStore, name: str) -> bool:
-    [job] = (await store.jobs(JobQuery(ids=frozenset({"due"})))).items
-    at = job.created_at
-    slot = a_run(at, slot_run_id("due", at), job_id="due", handler="other", source=Source.SCHEDULE)
-    [fired] = await store.fire([a_firing(job, slot)])
-    return fired.done
-
-
-async def claim(store: PostgresStore, name: str) -> bool:
-    """Claim a run of a job that may run once at a time."""
-    lease = timedelta(minutes=5)
-    wanted = Claim(worker=name, handlers=frozenset({"work"}), limit=2, lease=lease)
-    return len(await claim_runs(store, wanted)) == 1
-
-
-@asynccontextmanager
-async def other_client(url: str, end: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that has written in three transactions, and has committed none."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _OTHER_CLIENT, url, end, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"locked\n"
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGSTOP"])
 async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody_for_long(
     schema: SharedSchema, end: str
@@ -109,14 +70,8 @@ async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody
     """The server rolls back what a frozen client has begun."""
     store = PostgresStore(schema.url)
     await store.open()
-    now = await store.now()
-    job = Job(id="due", handler="other", created_at=now, updated_at=now, next_run_at=now)
-    assert await put_job(store, job)
-    limited = replace(job, id="limited", next_run_at=None, policy=Policy.make(concurrency=1))
-    assert await put_job(store, limited)
-    [before] = (await store.jobs(JobQuery(ids=frozenset({"due"})))).items
-    await store.add([a_run(now, f"limited-{n}", job_id="limited") for n in range(2)])
-    async with other_client(schema.url, end) as other, asyncio.timeout(CALL_SECONDS):
+    before = await prepare(store)
+    async with other_client(_OTHER_CLIENT, schema.url, end) as other, asyncio.timeout(CALL_SECONDS):
         if end == "SIGKILL":
             other.kill()
         ours = (operation(store, "ours") for operation in (add, fire, claim))
@@ -125,17 +80,8 @@ async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody
             other.send_signal(signal.SIGCONT)
             assert other.stdout is not None
             assert await other.stdout.readline() == b"True\n"
-    runs = (await store.find(RunQuery())).items
-    [after] = (await store.jobs(JobQuery(ids=frozenset({"due"})))).items
+    await check_that_all_is_ours(store, before)
     await store.close()
-    assert sorted(run.id for run in runs if run.job_id != "due") == [
-        "limited-0",
-        "limited-1",
-        "ours",
-    ]
-    assert [run.id for run in runs if run.job_id == "due"] == [slot_run_id("due", now)]
-    assert [run.worker for run in runs if run.state is State.RUNNING] == ["ours"]
-    assert after.version == before.version + 1
 
 
 async def test_the_server_ends_a_transaction_whose_client_is_silent(

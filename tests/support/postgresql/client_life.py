@@ -8,15 +8,13 @@ and nothing is done twice.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from mainspring.core import transitions
-from mainspring.core.model import Job, Note, Run, Source, State, slot_run_id
-from mainspring.core.policy import Delivery, Policy
+from mainspring.core.model import Job, Note, Run, State
+from mainspring.core.policy import Policy
 from mainspring.errors import StoreError, StoreUnavailable, TransactionAborted
 from mainspring.stores.postgresql.store import PostgresStore
 from mainspring.stores.protocol import (
@@ -26,19 +24,13 @@ from mainspring.stores.protocol import (
     JobWrite,
     NoteQuery,
     NoteWrite,
-    RunQuery,
 )
 from mainspring.testing import FakeClock
+from tests.support.client_life import KEPT, LEASE, OLD, TOGETHER, ClientLife
 from tests.support.postgresql import SharedSchema
 from tests.support.postgresql.statement_faults import Client, Effect, Killed
-from tests.support.records import a_firing, a_run
 
-LEASE = timedelta(seconds=30)
-OLD = timedelta(days=2)
-KEPT = timedelta(days=1)
 ENQUEUED = ["new0", "new1", "new2"]
-TOGETHER = ["first", "last"]
-"""Added in one call."""
 LIMITED = ["limited0", "limited1"]
 WRITES = ["effect", "effect in a thread"]
 """Their handlers write in a transaction with the end of the run."""
@@ -46,21 +38,13 @@ SUCCEED = len(ENQUEUED) + len(TOGETHER) + len(LIMITED) + len(WRITES) + 2
 ENDED = {State.SUCCEEDED: SUCCEED - len(LIMITED), State.FAILED: 4}
 
 
-class Life:
+class Life(ClientLife):
     """What happens in a schema, and what its clients were told."""
 
     def __init__(self, schema: SharedSchema) -> None:
+        self.fake_clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
+        super().__init__(self.fake_clock)
         self.schema = schema
-        self.clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
-        self.slot = self.clock.now()
-        self.slot_run = slot_run_id("job", self.slot)
-        self.told: set[str] = set()
-        """What a client was told is stored."""
-        self.claims: Counter[tuple[str, int]] = Counter()
-        self.ended: dict[str, int] = {}
-        """By run: the token under which a client was told that it has ended."""
-        self.changes: dict[str, transitions.Change | None] = {}
-        """By run: a change that is sent until a client is told that it is done; then None."""
         self.owed: list[transitions.Change] = []
         """Ends of runs whose commits failed: the same client sends them again."""
 
@@ -75,7 +59,7 @@ class Life:
                     await store.close()
                 return
             except (StoreUnavailable, TransactionAborted):
-                self.clock.advance(LEASE.total_seconds() + 1)
+                self.fake_clock.advance(LEASE.total_seconds() + 1)
                 if client.dead:  # a task of its own was killed, that sends hints
                     break
             except Killed:
@@ -94,18 +78,15 @@ class Life:
         note = Note(kind="k", name="n", value=1)
         await store.put_notes([NoteWrite(note.kind, note.name, 0, note)])
         for number in range(2):
-            await self._add(store, self._finished(f"old{number}", self.slot - OLD))
+            await self.add(store, self.finished(f"old{number}", self.slot - OLD))
         for run_id in ENQUEUED:
-            await self._add(store, self._run(run_id))
-        await self._add(store, *(self._run(run_id, dedupe_key=run_id) for run_id in TOGETHER))
-        await self._add(store, *(self._run(run_id, job_id="limited") for run_id in LIMITED))
-        await self._add(store, *(self._run(run_id) for run_id in WRITES))
-        for run_id in ("revived", "deleted"):
-            await self._add(store, self._finished(run_id, self.slot))
-        await self._change(store, "revived", lambda run: transitions.revived(run, self.slot))
-        await self._change(store, "deleted", transitions.deleted)
-        await self._fire(store)
-        await self._rescue(store)
+            await self.add(store, self.run(run_id))
+        await self.add_together(store)
+        await self.add(store, *(self.run(run_id, job_id="limited") for run_id in LIMITED))
+        await self.add(store, *(self.run(run_id) for run_id in WRITES))
+        await self.revive_and_delete(store)
+        await self.fire(store)
+        await self.rescue(store)
         await self._work_off(store, worker)
         await store.maintain(None, 100)
         await store.maintain(self.clock.now() - KEPT, 100)
@@ -120,40 +101,6 @@ class Life:
             await store.put_jobs([JobWrite.add(one) for one in (job, *others)])
             self.told.add("jobs")
         await store.put_jobs([JobWrite.drop("dropped")])
-
-    async def _add(self, store: PostgresStore, *runs: Run) -> None:
-        if runs[0].id not in self.told:
-            assert not any(added.duplicate for added in await store.add(runs))
-            self.told.update(run.id for run in runs)
-
-    async def _change(
-        self, store: PostgresStore, run_id: str, make: Callable[[Run], transitions.Change]
-    ) -> None:
-        if run_id not in self.changes:
-            [run] = (await store.find(RunQuery(ids=frozenset({run_id})))).items
-            self.changes[run_id] = make(run)
-        if (change := self.changes[run_id]) is not None:
-            assert await store.commit([change]) == [True]
-            self.changes[run_id] = None
-
-    def _run(self, run_id: str, **fields: Any) -> Run:
-        return a_run(self.slot, run_id, **fields)
-
-    def _finished(self, run_id: str, at: datetime) -> Run:
-        return self._run(run_id, state=State.FAILED, finished_at=at, attempt=1)
-
-    async def _fire(self, store: PostgresStore) -> None:
-        [job] = (await store.jobs(JobQuery(ids=frozenset({"job"})))).items
-        if job.next_run_at == self.slot:
-            slot = self._run(self.slot_run, source=Source.SCHEDULE)
-            firing = a_firing(job, slot, next_run_at=self.slot + timedelta(days=9))
-            [fired] = await store.fire([firing])
-            assert fired.done
-
-    async def _rescue(self, store: PostgresStore) -> None:
-        for run in (await store.find(RunQuery(lapsed=True))).items:
-            rescue = transitions.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
-            await store.commit([rescue])
 
     async def _work_off(self, store: PostgresStore, worker: str) -> None:
         wanted = Claim(worker=worker, handlers=frozenset({"work"}), limit=3, lease=LEASE)
@@ -202,18 +149,12 @@ class Life:
         """Another client finds every run, once, and nothing that is not needed."""
         store = PostgresStore(self.schema.url, self.clock)
         await store.open()
-        found = (await store.find(RunQuery(limit=100))).items
         expected = [*ENQUEUED, *TOGETHER, *LIMITED, *WRITES, "revived", self.slot_run]
-        assert sorted(run.id for run in found) == sorted(expected)
-        for run in found:
-            assert run.state is State.SUCCEEDED
-            assert run.result == run.token
-            assert run.token == self.ended.get(run.id, run.token)
+        await self.check_runs(store, expected)
         jobs = (await store.jobs(JobQuery())).items
         assert sorted(job.id for job in jobs) == ["job", "limited"]
         notes = (await store.notes(NoteQuery(kind="k"))).items
         assert [note.version for note in notes] == [1]
-        assert [key for key, count in self.claims.items() if count > 1] == []
         effects = self.schema.execute("SELECT name FROM $.effects ORDER BY 1")
         assert effects == [(name,) for name in sorted(WRITES)]
         counts = await store.counts(self.slot - timedelta(days=5), frozenset({"job", "limited"}))
@@ -241,7 +182,7 @@ async def live_through(schema: SharedSchema, effect: Effect, at: int) -> bool:
     with suppress(Killed):
         await life.live(first, "first")
     if first.dead:
-        life.clock.advance(LEASE.total_seconds() + 1)
+        life.fake_clock.advance(LEASE.total_seconds() + 1)
         together = schema.execute("SELECT id FROM $.runs WHERE id = ANY(%s)", [TOGETHER])
         assert len(together) in (0, len(TOGETHER))
         await life.live(Client(), "second")
