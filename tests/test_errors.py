@@ -11,7 +11,7 @@ import pytest
 
 from mainspring import errors
 from mainspring.core.policy import Policy
-from mainspring.errors import HandlerNotFound, InputErrors, InvalidInput, InvalidSchedule
+from mainspring.errors import InputErrors, InvalidInput, InvalidSchedule
 
 TREE = inspect.getdoc(errors) or ""
 
@@ -96,19 +96,6 @@ def test_the_first_error_is_raised_with_the_others() -> None:
     ]
     shown = traceback.format_exception(caught.value)
     assert shown[-1] == "Also: second\n"  # a program that catches nothing shows all of them
-
-
-def test_an_unknown_handler_is_raised_alone_or_among_the_others() -> None:
-    errors = InputErrors()
-    with errors:
-        raise HandlerNotFound("mial", ["mail"])
-    with pytest.raises(HandlerNotFound):
-        errors.check()
-    with errors:
-        raise InvalidInput("wrong", field="tags")
-    with pytest.raises(InvalidInput) as caught:
-        errors.check()
-    assert [one.field for one in caught.value.each()] == ["tags", "handler"]
 
 
 def test_options_that_do_not_fit_each_other_are_all_reported() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,20 +83,6 @@ def test_worker_runs_the_jobs_of_a_file(run: Run, file: Path, start: Start) -> N
     until(lambda: run("jobs", "list").code == 0 and "nightly" in run("jobs", "list").out)
     made = run("jobs", "trigger", "nightly").out.strip()
     until(lambda: run("runs", "show", made, "--json").json["result"] == "30 days")
-
-
-def test_errors_have_their_field_and_file_as_json(run: Run, folder: Path) -> None:
-    (folder / "m.toml").write_text(
-        '[jobs.u]\nhandler = "later"\nafter = ["nosuch"]\n'
-        '[jobs.v]\nhandler = "later"\nafter = ["no"]\n'
-    )
-    refused = run("apply", "m.toml", "--json").refusal
-    document = json.loads(refused)
-    assert [(error["field"], error["file"]) for error in document["fields"]] == [
-        ("jobs.u.after", "m.toml"),
-        ("jobs.v.after", "m.toml"),
-    ]
-    assert document["errors"] == [error["error"] for error in document["fields"]]
 
 
 def test_defaults_of_a_file_are_named_so(run: Run, folder: Path) -> None:

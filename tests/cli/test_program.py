@@ -107,20 +107,6 @@ def test_a_missing_database_is_told_and_not_made(
     assert not list(folder.glob("*.db*"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("jobs", "list"), ("jobs", "show", "x"), ("runs", "list"), ("enqueue", "x"), ("keys", "list")],
-)
-def test_a_missing_store_of_objects_is_told_and_not_made(
-    run: Run, folder: Path, words: tuple[str, ...]
-) -> None:
-    url = f"file://{folder}/typo"
-    answer = run(*words, "--store", url).refusal
-    assert f"there is no Mainspring store at {url}" in answer
-    assert "mainspring worker" in answer
-    assert not (folder / "typo").exists()
-
-
 def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
     (folder / "mainspring.db").write_text("this is no database at all " * 100)
     answer = run("jobs", "list")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -116,18 +115,6 @@ def test_show_of_a_failed_webhook_names_the_call_and_the_answer(
     assert "s3cret" not in line
 
 
-def test_list_shows_the_slots_of_a_backfill(run: Run, folder: Path) -> None:
-    with Scheduler("sqlite:///mainspring.db", workers=0).blocking as blocking:
-        blocking.add_job("beat", handler="beat", schedule="0 * * * *")
-        end = datetime.now(UTC).replace(minute=30, second=0, microsecond=0) - timedelta(hours=1)
-        blocking.backfill("beat", end - timedelta(hours=2), end)
-    _, *rows = run("runs", "list").out.splitlines()
-    slots = [end - timedelta(minutes=30), end - timedelta(minutes=90)]
-    assert {row.partition("backfill of ")[2] for row in rows} == {
-        f"{slot:%Y-%m-%dT%H:%M:%SZ}" for slot in slots
-    }
-
-
 def test_a_run_is_named_by_the_beginning_of_its_id(run: Run, stored_runs: StoredRuns) -> None:
     bad = stored_runs["bad"]
     beginning = next(bad[:n] for n in range(12, 32) if not stored_runs["good"].startswith(bad[:n]))
@@ -171,18 +158,6 @@ def test_runs_that_match_are_retried_and_cancelled_together(
     cancelled = run("runs", "cancel", "--all", "--yes", "--json").json
     assert cancelled == {"matched": 1, "done": 1, "more": False}
     assert run("runs", "cancel", "--job", "nobody", "--yes").code == 2
-
-
-def test_retry_asks_with_the_number_of_runs_that_it_can_retry(
-    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("mainspring.cli.command.Call.check_can_ask", lambda *_: None)
-    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))
-    assert run("runs", "retry", "--job", "send_email").out == "retried 1 of 1 run\n"
-    assert asked == ["Retry 1 run?"]
-    assert run("runs", "retry", "--all").err == "no run matches that can be retried\n"
-    assert asked == ["Retry 1 run?"]
 
 
 def test_runs_are_listed_since_a_time_or_for_the_last_while(

@@ -90,28 +90,6 @@ def test_an_end_has_its_duration_and_lateness_where_they_are_known(
     assert (ending.started_at is None) is (duration is None)
 
 
-def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
-    change = transitions.retrying(RUN, NOW, Failure("boom"), NOW + 2 * HOUR)
-    retry = change.after(RUN)
-    later = NOW + HOUR
-    taken = replace(retry, state=State.RUNNING, attempt=2, token=2, started_at=later, worker="w")
-    for change in (
-        transitions.cancelled(retry, later, "asked"),
-        transitions.cancelled(replace(retry, attempts=(), brief=True), later, "asked"),
-        transitions.skipped(retry, later, "expired"),
-        transitions.skipped(taken, later, "expired"),
-        transitions.node_gone(retry, later),
-    ):
-        ending = change.ending
-        assert ending is not None
-        assert ending.started_at == RUN.started_at
-        assert (ending.duration, ending.lateness) == (None, None)
-        ended = change.after(retry)
-        assert ending_of(ended) == ending
-        assert ended.duration == 3.0
-        assert replace(ended, attempts=(), brief=True).duration is None
-
-
 def test_what_has_not_ended_is_not_counted_when_it_is_added() -> None:
     assert ending_of(replace(RUN, state=State.PENDING)) is None
     assert ending_of(replace(RUN, state=State.SKIPPED, finished_at=NOW)) is not None

@@ -137,20 +137,6 @@ def _list() -> str:
     return (VENDOR / "README.md").read_text()
 
 
-async def test_an_asset_is_kept_for_ever_under_its_hash(api: Api) -> None:
-    where = f"/{pages.asset_address('app.css')}"
-    answer = await api.get(where)
-    assert answer.headers["content-type"] == "text/css; charset=utf-8"
-    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
-    assert answer.headers["content-encoding"] == "gzip"
-    assert answer.content == (pages.FOLDER / "app.css").read_bytes()
-    plain = await api.get(where, headers={"accept-encoding": "identity"})
-    assert "content-encoding" not in plain.headers
-    assert plain.content == answer.content
-    other = await api.get("/assets/older/app.css")
-    assert other.headers["cache-control"] == "no-cache"
-
-
 async def test_no_other_file_can_be_read(api: Api) -> None:
     for name in ("../app.py", "..%2fapp.py", "vendor/README.md", "nothing.js", "%2e%2e/pages.py"):
         assert (await api.get(f"/assets/x/{name}")).status_code == 404, name

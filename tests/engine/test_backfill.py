@@ -174,24 +174,6 @@ def _skipped(job: Job, slot: datetime, now: datetime) -> Run:
     )
 
 
-async def test_jobs_that_come_after_run_for_each_slot_too(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job("0 * * * *")
-    async def load() -> None: ...
-
-    @scheduler.job(after=load)
-    async def summarize(ctx: RunContext) -> None: ...
-
-    async with scheduler:
-        start, end = _hours(await scheduler.now(), 2)
-        await scheduler.backfill(load, start, end)
-        for slot in (start, start + HOUR):
-            run = await scheduler.wait(slot_run_id("summarize", slot), "10s")
-            assert (run.state, run.scheduled_at) == (State.SUCCEEDED, slot)
-        assert (await scheduler.backfill(load, start, end)).added == ()
-
-
 @on_virtual_time()
 async def test_overlap_and_a_start_deadline_do_not_apply_and_concurrency_does() -> None:
     """Its slots wait for one another, and were late before they were added."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,13 @@ import pytest
 from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.core import note_kinds
 from mainspring.core.durations import duration
-from mainspring.core.transitions import Change, request_cancel
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
+from mainspring.testing import VirtualClock, run_virtual
 from tests.support.engine import (
     EventRecorder,
-    SwitchableFaults,
     ended,
     on_virtual_time,
-    opened,
     until,
 )
 from tests.support.scheduler_fixtures import Make
@@ -109,45 +104,6 @@ async def test_a_cancelled_probe_closes_nothing(make: Make) -> None:
         await ended(scheduler, await call.enqueue(wait=False))
         await recorder.until("breaker.half_open", 2)
         await recorder.until("breaker.opened", 2)
-
-
-async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
-    make: Make, place: str | Store
-) -> None:
-    faults, store = SwitchableFaults(), opened(place)
-    refused = 0
-
-    class Counting(FaultyStore):
-        async def commit(self, changes: Sequence[Change]) -> list[bool]:
-            nonlocal refused
-            answers: list[bool] = await super().commit(changes)
-            refused += answers.count(False)
-            return answers
-
-    scheduler = make(Counting(store, faults), workers=1)
-    recorder = EventRecorder(scheduler)
-    go = asyncio.Event()
-
-    @scheduler.job(breaker=Breaker(failures=1, reset="100ms"))
-    async def call(wait: bool) -> None:
-        if wait:
-            await go.wait()
-        raise RuntimeError
-
-    async with scheduler:
-        await call.enqueue(wait=False)
-        await recorder.until("breaker.opened")
-        probe = await call.enqueue(wait=True)
-        await recorder.until("run.started", 2)
-        running = await scheduler.get_run(probe.id)
-        faults.failing = {"find"}  # so that the worker learns of it by its refused commit alone
-        assert await store.commit([request_cancel(running, "elsewhere")]) == [True]
-        go.set()
-        await until(lambda: refused, "a commit that is refused")
-        faults.failing = set()
-        assert (await ended(scheduler, probe)).state is State.CANCELLED
-        assert (await scheduler.job_health("call")).breaker != "closed"
-    assert "breaker.closed" not in recorder.names
 
 
 @on_virtual_time()

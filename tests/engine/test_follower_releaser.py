@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Scheduler, State
-from mainspring.core import note_kinds, transitions
+from mainspring.core import note_kinds
 from mainspring.core.model import Page, Run
 from mainspring.core.transitions import Change
 from mainspring.engine import follower_releaser
@@ -56,30 +56,6 @@ async def test_a_client_releases_the_followers_of_what_it_cancels() -> None:
         assert not client._engine.follower_releaser._ended
 
 
-class Ordered(MemoryStore):
-    """Holds back the skip of a follower, or the retry of a run, until the test lets it go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skip_reached, self.may_skip = asyncio.Event(), asyncio.Event()
-        self.skipped = asyncio.Event()
-        self.retry_waits = False
-
-    async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        skips = any(c.set.get("reason") == transitions.UPSTREAM_FAILED for c in changes)
-        retries = any(c.expect.get("state") is State.FAILED for c in changes)
-        if skips:
-            self.skip_reached.set()
-            await self.may_skip.wait()
-        if retries and self.retry_waits:
-            self.may_skip.set()
-            await self.skipped.wait()
-        done = await super().commit(changes)
-        if skips:
-            self.skipped.set()
-        return done
-
-
 def chain_of_three(scheduler: Scheduler) -> None:
     """`up` fails the first time; `down` comes after it, and `last` after `down`."""
     tried: list[int] = []
@@ -95,61 +71,6 @@ def chain_of_three(scheduler: Scheduler) -> None:
 
     @scheduler.job(after=down)
     async def last() -> None: ...
-
-
-@pytest.mark.parametrize("bulk", [False, True])
-async def test_a_skip_just_before_the_retry_is_undone(bulk: bool) -> None:
-    store = Ordered()
-    store.retry_waits = True
-    scheduler = Scheduler(store, inline=True)
-    chain_of_three(scheduler)
-    async with scheduler:
-        root = await scheduler.trigger("up")
-        await store.skip_reached.wait()
-        if bulk:
-            assert (await scheduler.retry_runs([root.id])).done == 1
-        else:
-            await scheduler.retry(root.id)
-        assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
-
-
-class SkippedMeanwhile(MemoryStore):
-    """While a retry lets runs wait again, one of them is skipped once more, so that its change is
-    refused, and then, because of it, one that comes after it and waits again already."""
-
-    upstream = follower = ""
-
-    async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        if not self.upstream or self.upstream not in {change.id for change in changes}:
-            return await super().commit(changes)
-        upstream, self.upstream = self.upstream, ""
-        run = (await self.find(RunQuery(ids=frozenset({upstream})))).items[0]
-        await super().commit([transitions.waiting_again(run)])
-        await self._skip(upstream)
-        done = await super().commit(changes)
-        await self._skip(self.follower)
-        return done
-
-    async def _skip(self, run_id: str) -> None:
-        [run] = (await self.find(RunQuery(ids=frozenset({run_id})))).items
-        skip = transitions.skipped(run, await self.now(), transitions.UPSTREAM_FAILED)
-        assert await super().commit([skip]) == [True]
-
-
-@on_virtual_time()
-async def test_a_follower_that_was_skipped_between_two_rounds_of_a_retry_waits_again() -> None:
-    store = SkippedMeanwhile(VirtualClock())
-    async with on(store, workers=0) as scheduler:
-        root = await scheduler.enqueue("first", delay="1h")
-        direct = [await scheduler.enqueue("second", after=root.id) for _ in range(2)]
-        last = await scheduler.enqueue("second", after=[run.id for run in direct])
-        await scheduler.cancel(root.id)
-        assert (await scheduler.wait(last.id, 5)).state is State.SKIPPED
-        store.upstream, store.follower = direct[1].id, last.id
-        await scheduler.retry(root.id)
-        await asyncio.sleep(1)
-        runs = [await scheduler.get_run(run.id) for run in (*direct, last)]
-        assert [run.state for run in runs] == [State.WAITING] * 3
 
 
 class FailsAfterRetry(MemoryStore):

@@ -10,7 +10,7 @@ import pytest
 
 from mainspring import Breaker, Event, RunContext, State
 from mainspring.core.events import EVENTS
-from mainspring.errors import InvalidInput, RunLost
+from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
 from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, until
@@ -230,25 +230,3 @@ async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
         await ended(scheduler, expired)
     missing = EVENTS - set(recorder.names) - {"worker.memory_limit"}  # test_memory_watch.py
     assert missing == set()
-
-
-async def test_the_loss_of_a_drained_at_most_once_run_is_reported(make: Make) -> None:
-    scheduler = make()
-    recorder = EventRecorder(scheduler, "run.*")
-    began, told = asyncio.Event(), list[BaseException]()
-
-    @scheduler.job(delivery="at_most_once", on_error=lambda ctx, error: told.append(error))
-    async def once() -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    await scheduler.start()
-    run = await once.enqueue()
-    await began.wait()
-    await scheduler.stop(graceful=False)
-    [failed] = recorder.of("run.failed")
-    assert failed.run is not None
-    assert (failed.run.id, failed.run.reason) == (run.id, "lost")
-    assert failed.run.error == "the worker stopped before the handler ended"
-    assert isinstance(failed.error, RunLost)
-    assert told == [failed.error]

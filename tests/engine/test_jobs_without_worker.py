@@ -213,39 +213,6 @@ async def test_a_renamed_follower_is_reported_and_gets_no_more_runs(shared: Shar
 
 
 @virtual
-async def test_a_follower_whose_program_is_down_runs_again_when_it_is_back(
-    shared: SharedStore,
-) -> None:
-    """The jobs after it wait with it: none of them runs without what comes before it."""
-    first = shared.program("extract")
-    second = shared.program()
-    second.job(id="load", after="extract")(_work)
-    second.job(id="report", after=["extract", "load"])(_work)
-    async with first:
-        await asyncio.sleep(1)
-        async with second:
-            await asyncio.sleep(15)
-        assert shared.warnings == []
-        await asyncio.sleep(10 * MINUTE)
-        assert (await first.health()).orphaned_jobs == ("load", "report")
-        left = await slots(first, "load")
-        assert left <= 10
-        assert await slots(first, "report") == left
-        runs = (await first.list_runs(job="report", limit=1000)).items
-        assert {run.state for run in runs} <= {"waiting", "succeeded"}
-        back = shared.program()
-        back.job(id="load", after="extract")(_work)
-        back.job(id="report", after=["extract", "load"])(_work)
-        async with back:
-            await asyncio.sleep(MINUTE)
-            runs = (await first.list_runs(job="report", limit=1000)).items
-            assert len(runs) >= left + 5
-            assert all(run.state == "succeeded" for run in runs[1:])
-            assert (await first.health()).status == "healthy"
-        assert any("job load runs again" in line for line in shared.warnings)
-
-
-@virtual
 async def test_a_rare_follower_keeps_the_run_that_waits_for_its_program(
     shared: SharedStore,
 ) -> None:

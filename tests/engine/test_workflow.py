@@ -346,27 +346,6 @@ async def test_a_chain_with_a_wrong_link_queues_nothing(make: Make) -> None:
         assert (await scheduler.list_runs()).items == []
 
 
-async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) -> None:
-    scheduler = make()
-    diamond(scheduler)
-
-    @scheduler.job("@daily")
-    async def alone() -> None: ...
-
-    async with scheduler:
-        drawn = (await scheduler.workflow("join")).text().splitlines()
-        assert (await scheduler.workflow("alone")).text().startswith("alone  (")
-        with pytest.raises(MainspringError, match="join"):
-            await scheduler.workflow("joyn")
-    assert drawn == [
-        "extract",
-        "├─ left",
-        "│  └─ join  [also after right]",
-        "│     └─ report",
-        "└─ right",
-    ]
-
-
 @pytest.mark.parametrize("in_bulk", [True, False], ids=["in bulk", "one by one"])
 async def test_a_cancelled_workflow_that_is_tried_again_keeps_its_order(
     make: Make, in_bulk: bool
@@ -412,31 +391,3 @@ async def test_a_cancelled_workflow_that_is_tried_again_keeps_its_order(
         last = await scheduler.wait(names[0], 10)
         assert (last.state, last.result) == (State.SUCCEEDED, "6 rows")
     assert order == ["extract begins", "extract ends", "load", "report"]
-
-
-async def test_a_follower_alone_is_not_tried_again_after_a_failed_run(make: Make) -> None:
-    """It waits for the retry of that one, and says why it does not run."""
-    scheduler = make()
-    broken = True
-
-    @scheduler.job()
-    async def up() -> None:
-        if broken:
-            raise ValueError("broken")
-
-    @scheduler.job()
-    async def down() -> None: ...
-
-    async with scheduler:
-        upstream = await up.options(delay="1h").enqueue()
-        run = await down.options(after=upstream.id).enqueue()
-        await scheduler.cancel_runs()
-        await scheduler.retry(run.id)
-        done = await scheduler.wait(run.id, 10)
-        assert (done.state, done.reason) == (State.SKIPPED, "upstream failed")
-        broken = False
-        await scheduler.retry(upstream.id)
-        assert (await scheduler.wait(upstream.id, 10)).state is State.SUCCEEDED
-        async with asyncio.timeout(10):
-            while (await scheduler.get_run(run.id)).state is not State.SUCCEEDED:
-                await asyncio.sleep(0.02)

@@ -128,6 +128,8 @@ async def test_every_process_sees_the_breaker_open(make: Make, file: str) -> Non
 # Slots and jobs, on virtual time: it begins at 2030-01-01T00:00:00Z.
 
 MINUTE = 60
+TEN_MINUTES = "*/10 * * * *"
+"""A story of an hour costs a tenth of one of a working day, on virtual time too."""
 
 
 class SharedStore:
@@ -281,46 +283,46 @@ async def test_a_paused_follower_says_so(shared: SharedStore) -> None:
 @virtual
 async def test_a_slot_while_firing_is_switched_off_on_every_worker(shared: SharedStore) -> None:
     off = "firing is switched off (enabled=False) on every worker that is alive."
-    async with shared.program(enabled=False) as scheduler:
-        await until(scheduler, at(0, 30))
+    async with shared.program(TEN_MINUTES, enabled=False) as scheduler:
+        await until(scheduler, at(0, 5))
         explanation = await scheduler.explain("report")
         assert (explanation.code, explanation.at) == ("disabled", None)
         assert explanation.sentence == f"no slot fires: {off} Start one that fires"
-        await until(scheduler, at(1, 30))
-        late = "its slot at 2030-01-01T01:00:00Z has not been fired for 30 minutes"
+        await until(scheduler, at(0, 15))
+        late = "its slot at 2030-01-01T00:10:00Z has not been fired for 5 minutes"
         [worker] = await scheduler.list_workers()
         assert worker.fires is False
-        for moment in (None, at(1)):
+        for moment in (None, at(0, 10)):
             explanation = await scheduler.explain("report", moment)
             assert (explanation.code, explanation.at, explanation.is_well) == (
                 "disabled",
-                at(1),
+                at(0, 10),
                 False,
             )
             assert explanation.sentence == f"{late}: {off} Start one that fires"
             assert explanation.facts["workers"] == [worker.id]
         async with shared.program(workers=0) as looking:  # by the worker's note
             assert (await looking.explain("report")).code == "disabled"
-        async with shared.program():
+        async with shared.program(TEN_MINUTES):
             await asyncio.sleep(MINUTE)
-            assert (await scheduler.explain("report", at(1))).code == "succeeded"
+            assert (await scheduler.explain("report", at(0, 10))).code == "succeeded"
             assert (await scheduler.explain("report")).code == "not_due"
 
 
 @virtual
 async def test_an_overlap_names_the_run_that_had_not_ended(shared: SharedStore) -> None:
-    async with shared.program(takes=90 * MINUTE) as scheduler:
-        await until(scheduler, at(2, 10))
-        explanation = await scheduler.explain("report", at(2))
-        first = "report@20300101T010000Z"
+    async with shared.program(TEN_MINUTES, takes=15 * MINUTE) as scheduler:
+        await until(scheduler, at(0, 21))
+        explanation = await scheduler.explain("report", at(0, 20))
+        first = "report@20300101T001000Z"
         assert (explanation.code, explanation.facts) == ("overlap", {"unfinished": [first]})
         assert explanation.sentence == (
             "an earlier run of the job had not ended, and its overlap policy is to skip:"
             f" {first}, which is running"
         )
-        await until(scheduler, at(2, 40))
-        explanation = await scheduler.explain("report", at(2))
-        assert explanation.sentence.endswith(f"{first}, which ended at 2030-01-01T02:30:00Z")
+        await until(scheduler, at(0, 27))
+        explanation = await scheduler.explain("report", at(0, 20))
+        assert explanation.sentence.endswith(f"{first}, which ended at 2030-01-01T00:25:00Z")
 
 
 @virtual
@@ -358,44 +360,44 @@ async def test_a_dead_worker_holds_the_lease_until_it_lapses(shared: SharedStore
 
 @virtual
 async def test_slots_that_were_missed_while_no_worker_was_alive(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        await until(scheduler, at(1, 30))
-    await asyncio.sleep(4 * 60 * MINUTE)
-    async with shared.program() as scheduler:
-        await until(scheduler, at(5, 35))
-        for hour in (2, 3, 4):
-            explanation = await scheduler.explain("report", at(hour))
-            assert (explanation.code, explanation.at) == ("down", at(hour))
+    async with shared.program(TEN_MINUTES) as scheduler:
+        await until(scheduler, at(0, 15))
+    await asyncio.sleep(40 * MINUTE)
+    async with shared.program(TEN_MINUTES) as scheduler:
+        await until(scheduler, at(0, 59))
+        for minute in (20, 30, 40):
+            explanation = await scheduler.explain("report", at(0, minute))
+            assert (explanation.code, explanation.at) == ("down", at(0, minute))
             assert explanation.sentence == (
-                "it was missed: no worker was alive from 2030-01-01T01:30:00Z to"
-                " 2030-01-01T05:30:00Z (stopped, stalled, or cut off from the store)"
+                "it was missed: no worker was alive from 2030-01-01T00:15:00Z to"
+                " 2030-01-01T00:55:00Z (stopped, stalled, or cut off from the store)"
             )
             assert explanation.facts["count"] == 3
-        caught_up = await scheduler.explain("report", at(5))
+        caught_up = await scheduler.explain("report", at(0, 50))
         assert caught_up.code == "succeeded"
 
 
 @virtual
 async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) -> None:
     """Workers were alive all the time, but none had the handler."""
-    async with shared.program(misfire="skip"):
+    async with shared.program(TEN_MINUTES, misfire="skip"):
         await asyncio.sleep(1)
     other = Scheduler(shared.store, clock=VirtualClock(), inline=True, poll="1m")
     async with other:
-        await until(other, at(3, 30))
-        explanation = await other.explain("report", at(2))
+        await until(other, at(0, 35))
+        explanation = await other.explain("report", at(0, 20))
         assert explanation.code == "no_handler"
         assert explanation.sentence == (
-            "its slot at 2030-01-01T02:00:00Z has not been fired for 1 hour 30 minutes: no live"
+            "its slot at 2030-01-01T00:20:00Z has not been fired for 15 minutes: no live"
             " worker has its handler 'report'"
         )
         assert (await other.explain("report")).code == "no_handler"
-        async with shared.program(misfire="skip") as scheduler:
-            await until(scheduler, at(3, 31))
-            explanation = await scheduler.explain("report", at(2))
-    assert (explanation.code, explanation.facts["last"]) == ("misfire", at(3))
+        async with shared.program(TEN_MINUTES, misfire="skip") as scheduler:
+            await until(scheduler, at(0, 36))
+            explanation = await scheduler.explain("report", at(0, 20))
+    assert (explanation.code, explanation.facts["last"]) == ("misfire", at(0, 30))
     assert explanation.sentence == (
-        "it was missed: no worker fired it before 2030-01-01T03:30:00Z, more than 1 minute late,"
+        "it was missed: no worker fired it before 2030-01-01T00:35:00Z, more than 1 minute late,"
         ' and with misfire="skip" it does not run then'
     )
 
@@ -429,15 +431,15 @@ async def test_a_run_that_expired(shared: SharedStore) -> None:
 
 @virtual
 async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(shared: SharedStore) -> None:
-    async with shared.program(history=2) as scheduler:
-        await until(scheduler, at(4, 30))
-        assert (await scheduler.explain("report", at(3))).code == "succeeded"
-        explanation = await scheduler.explain("report", at(2))
+    async with shared.program(TEN_MINUTES, history=2) as scheduler:
+        await until(scheduler, at(0, 49))
+        assert (await scheduler.explain("report", at(0, 30))).code == "succeeded"
+        explanation = await scheduler.explain("report", at(0, 20))
         assert (explanation.code, explanation.sentence) == (
             "pruned",
             "its run is not kept any more: of this job the newest 2 runs are kept",
         )
-        backfill = await scheduler.backfill("report", at(1), at(4), dry_run=True)
+        backfill = await scheduler.backfill("report", at(0, 10), at(0, 40), dry_run=True)
         assert (len(backfill.added), backfill.may_have_run) == (2, 2)
 
 

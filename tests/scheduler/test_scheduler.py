@@ -21,7 +21,6 @@ from mainspring.errors import InvalidInput, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Added, Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
-from tests.support import isolated_jobs
 from tests.support.engine import LONG, EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -380,23 +379,6 @@ def test_leader_election_is_true_or_false(given: Any) -> None:
     for make in (Scheduler, Scheduler("memory://").configure):
         with pytest.raises(InvalidInput, match="leader_election is True or False"):
             make(leader_election=given)
-
-
-async def test_a_process_is_given_the_resources_that_are_json() -> None:
-    moment = datetime(2030, 1, 1, tzinfo=UTC)
-    resources = {"region": "eu", "since": moment, "limits": {"a": [1, 2]}, "pool": object()}
-    scheduler = Scheduler("memory://", resources=resources)
-    read = scheduler.job(isolation="process")(isolated_jobs.read_resources)
-    async with scheduler:
-        runs = await read.enqueue_many([{"name": name} for name in (*resources, "none")])
-        done = {run.payload["name"]: await ended(scheduler, run) for run in runs}
-    names = ["limits", "region", "since"]
-    for name in names:
-        assert done[name].result == [names, resources[name]]
-    assert done["none"].result == [names, None]
-    assert done["pool"].state is State.FAILED
-    for words in ("the resource 'pool' cannot be handed to a process", "object", "in the handler"):
-        assert words in (done["pool"].error or "")
 
 
 async def started_with(store: MemoryStore, when: datetime, **policy: Any) -> Scheduler:

@@ -8,7 +8,7 @@ import pytest
 
 from mainspring.service.admission import WRONG_KEYS_A_MINUTE
 from mainspring.service.api_keys import CACHE_SECONDS
-from mainspring.service.sessions import MAX_SESSIONS, SESSION_TTL
+from mainspring.service.sessions import SESSION_TTL
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
 from tests.support.service_calls import refused
@@ -171,18 +171,3 @@ async def test_wrong_cookies_count_as_wrong_keys(make: Make) -> None:
     right = {"Authorization": f"Bearer {text}"}
     assert (await api.post(SESSION, headers=right)).status_code == 201  # nobody is locked out
     assert (await api.get("/api/v1/jobs")).status_code == 200
-
-
-async def test_a_key_has_a_bounded_number_of_sessions_and_the_oldest_ends(make: Make) -> None:
-    clock = FakeClock()
-    scheduler = sample_scheduler(clock=clock, workers=0)
-    api: Api = await make(scheduler, loopback=False, service_clock=clock)
-    service = api.app.state.service
-    key, _ = await service.keys.create("ada", "read")
-    texts = []
-    for _ in range(MAX_SESSIONS + 2):
-        texts.append((await service.sessions.create(key))[0])
-        clock.advance(timedelta(seconds=1))
-    valid = [await service.sessions.key(text) is not None for text in texts]
-    assert valid == [False, False] + [True] * MAX_SESSIONS
-    assert len((await scheduler.list_notes("session")).items) == 1

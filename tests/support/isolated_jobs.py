@@ -124,10 +124,6 @@ def snoozing(ctx: RunContext) -> bool:
 _snoozed = False
 
 
-def read_resources(ctx: RunContext, name: str) -> list[Any]:
-    return [sorted(ctx.resources), ctx.resources.get(name)]
-
-
 @contextmanager
 def as_tenant(ctx: RunContext) -> Iterator[None]:
     """Set the tenant to the run's job; log how the handler ended."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Event, GiveUp, RunContext, Scheduler, State
+from mainspring import GiveUp, RunContext, Scheduler, State
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
@@ -507,23 +507,6 @@ async def test_a_slow_endpoint_takes_virtual_time() -> None:
         assert (await test.run("slow")).state is State.FAILED
 
 
-async def test_events_carry_virtual_times() -> None:
-    scheduler = Scheduler("memory://")
-    times: list[datetime] = []
-
-    def listen(event: Event) -> None:
-        times.append(event.time)
-
-    scheduler.on("run.succeeded", listen)
-
-    @scheduler.job("0 6 * * *")
-    async def early() -> None: ...
-
-    async with TestScheduler(scheduler, start="2026-01-05T00:00Z") as test:
-        await test.tick("1d")
-    assert times == [datetime(2026, 1, 5, 6, tzinfo=UTC)]
-
-
 async def test_slots_fire_though_the_program_fires_none_itself() -> None:
     scheduler = Scheduler("memory://", enabled=False)
 
@@ -534,21 +517,6 @@ async def test_slots_fire_though_the_program_fires_none_itself() -> None:
         await test.tick("1h")
         assert len(test.runs("tick")) == 12
     assert not scheduler.enabled
-
-
-async def test_the_history_of_a_year_is_kept_unless_a_job_says_otherwise() -> None:
-    scheduler = Scheduler("memory://", retention="1d", history=3)
-
-    @scheduler.job("@monthly")
-    async def monthly() -> None: ...
-
-    @scheduler.job("@monthly", history=2)
-    async def pruned() -> None: ...
-
-    async with TestScheduler(scheduler) as test:
-        await test.tick("366d")
-        test.assert_succeeded(monthly, times=12)
-        test.assert_succeeded(pruned, times=2)
 
 
 async def test_what_is_around_an_attempt_is_around_it_in_a_test_too() -> None:

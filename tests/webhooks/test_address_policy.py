@@ -202,18 +202,6 @@ async def test_of_several_addresses_only_those_allowed_are_called(
     assert (inside.connections, made.connections) == (0, 1)
 
 
-async def test_a_host_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    _names(monkeypatch, {"billing.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
-    async with endpoint() as end:
-        async with scheduler(webhooks=WebhookSettings(allow=["billing.test"])) as mainspring:
-            run = await called(mainspring, f"http://billing.test:{end.port}/")
-        assert run.state is State.SUCCEEDED
-        assert "may not call" in await refusal(
-            f"http://other.test:{end.port}/", allow=["billing.test"]
-        )
-    assert end.connections == 1
-
-
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async with endpoint() as end, endpoint() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 import time
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +18,6 @@ from mainspring import Backoff, Event, State
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Claimed
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
 from tests.support.webhook_endpoint import (
@@ -379,40 +377,6 @@ async def test_a_host_that_does_not_answer_keeps_no_other_host_waiting() -> None
     assert {run.state for run in ended} == {State.SUCCEEDED}
     assert {run.attempt for run in ended} == {1}
     assert len(slow.requests) == 200
-
-
-async def test_runs_of_a_host_at_its_limit_are_claimed_only_when_it_answers() -> None:
-    """Those of jobs whose host was not known before are claimed once and given back."""
-    store = ClaimsCounted()
-    async with endpoint() as slow, endpoint() as quick:
-        slow.hold = asyncio.Event()
-        async with scheduler(store=store, workers=10) as mainspring:
-            jobs = [f"slow{number}" for number in range(30)]
-            for job in jobs:
-                await mainspring.add_job(job, webhook=slow.url, timeout="5m")
-            await mainspring.add_job("other", webhook=quick.url)
-            runs = [await mainspring.trigger(job) for job in jobs]
-            while store.claimed.total() < 30:
-                await asyncio.sleep(0.01)
-            other = await mainspring.trigger("other")
-            await mainspring.wait(other.id, timeout=20)
-            assert len(slow.requests) == 9
-            assert store.claimed == Counter([*jobs, "other"])
-            slow.hold.set()
-            ended = [await mainspring.wait(run.id, timeout=30) for run in runs]
-    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
-    assert len(slow.requests) == 30
-
-
-class ClaimsCounted(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.claimed: Counter[str] = Counter()
-
-    async def claim(self, claim: Claim) -> Claimed:
-        claimed = await super().claim(claim)
-        self.claimed.update(run.job_id for run in claimed.runs)
-        return claimed
 
 
 async def test_a_higher_priority_goes_first_at_a_busy_host() -> None:

@@ -269,26 +269,6 @@ def test_a_single_moment_is_the_only_slot() -> None:
 # ── values ──
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"kind": "moon"},
-        {"kind": "cron"},
-        {"kind": "cron", "expression": 5},
-        {"kind": "cron", "expression": "@daily", "tz": None},
-        {"kind": "cron", "expression": "@daily", "start": 5},
-        {"kind": "cron", "expression": "@daily", "key": 5},
-        {"kind": "interval", "interval": "x"},
-        {"kind": "once", "when": None},
-        {"kind": "rrule", "rule": "FREQ=DAILY", "dtstart": "x"},
-    ],
-)
-def test_damaged_dicts_are_refused(data: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput):
-        from_dict(data)
-
-
 def test_delay_is_within_the_jitter_and_the_same_everywhere() -> None:
     schedule = cron("* * * * *", jitter="30s").bind("report", NOON)
     delays = [schedule.delay(slot) for slot in schedule.upcoming(200, NOON)]

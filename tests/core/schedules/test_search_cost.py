@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mainspring.core.schedules import Schedule, cron, parse, rrule
+from mainspring.core.schedules import Schedule, parse, rrule
 from mainspring.errors import InvalidSchedule
 
 MOST_CALLS = 50_000
@@ -138,26 +138,6 @@ def test_every_answer_of_a_rule_takes_at_most_50_000_calls(
     text: str, start: str | None, zone: str
 ) -> None:
     check_all(lambda: rrule(text, tz=zone, start=start))
-
-
-FIELDS = st.text("0123456789*,-/?LW#HJANFEBSUNMON ", min_size=1, max_size=60)
-
-
-@given(
-    st.one_of(
-        FIELDS,
-        st.tuples(numbers(0, 59), numbers(0, 23), numbers(1, 31), numbers(1, 12)).map(
-            lambda fields: " ".join((*fields, "*"))
-        ),
-        st.sampled_from(
-            ["0 0 29 2 1#5", "0 0 0 29 2 ? 2028", "* * * * * * 2026-2099", "H H * * *"]
-        ),
-    ),
-    ZONES,
-)
-@settings(max_examples=60, deadline=None)
-def test_every_answer_of_a_cron_expression_takes_at_most_50_000_calls(text: str, zone: str) -> None:
-    check_all(lambda: cron(text, zone))
 
 
 @pytest.mark.parametrize(

@@ -166,26 +166,6 @@ async def paused(scheduler: Scheduler) -> list[str]:
     return [job.id for job in (await scheduler.list_jobs(enabled=False)).items]
 
 
-async def test_filters_are_in_the_address_and_a_tick_survives_updates(
-    dashboard: Dashboard, page: Page
-) -> None:
-    scheduler = dashboard.scheduler
-    await scheduler.add_job("mail", handler="greet", schedule="0 4 * * *", enabled=False)
-    await page.goto(f"{dashboard.url}/jobs")
-    await page.get_by_label("State").select_option("paused")
-    await page.wait_for_url("**/jobs?state=paused")
-    await expect(page.locator("tbody tr")).to_have_count(1)
-    await page.get_by_label("Search id or description").fill("owned")
-    await page.get_by_label("State").select_option("")
-    await page.wait_for_url("**/jobs?q=owned")
-    await expect(page.locator("tbody tr")).to_have_count(1)
-    await page.get_by_label("Choose report").check()
-    await scheduler.trigger("report")
-    await expect(page.locator("#job-report .state")).to_contain_text("succeeded")
-    await expect(page.get_by_label("Choose report")).to_be_checked()
-    await expect(page.locator("#bulk")).to_contain_text("1 job chosen")
-
-
 async def test_texts_of_users_are_shown_and_never_run(dashboard: Dashboard, page: Page) -> None:
     options: dict[str, Any] = {"description": EVIL, "tags": [EVIL], "payload": {"name": EVIL}}
     await dashboard.scheduler.add_job("evil", handler="greet", queue="default", **options)

@@ -59,35 +59,6 @@ async def test_collisions_suggestions_and_clock_changes_are_in_words(api: Api) -
     assert "nightly-0: H 3 * * *" in page
 
 
-async def test_a_forecast_is_made_once_and_beside_the_request(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[int, str | None]] = []
-    go_on = asyncio.Event()
-    forecast = api.scheduler.forecast
-
-    async def slow(days: int = 30, *, timezone: str | None = None, **rest: Any) -> Forecast:
-        made.append((days, timezone))
-        await go_on.wait()
-        return await forecast(days, timezone=timezone, **rest)
-
-    monkeypatch.setattr(api.scheduler, "forecast", slow)
-    for _ in range(2):
-        assert "Computing…" in (await api.get("/load", headers=HTML)).text
-    go_on.set()
-    assert "Runs by weekday and hour" in await page_of(api)
-    assert made == [(7, "UTC")]
-    await page_of(api, "?days=30")
-    await page_of(api)
-    assert made == [(7, "UTC"), (30, "UTC")]
-    # An old forecast is shown while a new one is made.
-    monkeypatch.setattr("mainspring.dashboard.views.load.FRESH_SECONDS", -1.0)
-    go_on.clear()
-    assert "Runs by weekday and hour" in (await api.get("/load", headers=HTML)).text
-    go_on.set()
-    await until(lambda: asyncio.sleep(0, len(made) == 3))
-
-
 async def test_the_forecast_appears_by_itself(
     dashboard: Dashboard, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

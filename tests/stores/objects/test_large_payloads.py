@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 from mainspring.core import transitions
 from mainspring.core.model import Run
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.objects import ObjectStore, part_cache, schema
+from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.group_commit import TAIL_ENTRIES
 from mainspring.stores.objects.schema import PART_BYTES
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
@@ -168,29 +166,3 @@ async def test_large_finished_runs_leave_the_live_state_before_there_are_many() 
     reader = await opened(loading)
     await reader.jobs(JobQuery())
     assert loading.bytes["get"] < 4 * PART_BYTES + PAYLOAD * TAIL_ENTRIES // 10
-
-
-async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
-    threads: dict[str, set[int]] = {"encoded": set(), "decoded": set()}
-    encode, decode = schema.encode_tables, schema.decode_body
-
-    def encoding(tables: Any) -> Any:
-        threads["encoded"].add(threading.get_ident())
-        return encode(tables)
-
-    def decoding(key: str, data: bytes, kind: Any) -> Any:
-        threads["decoded"].add(threading.get_ident())
-        return decode(key, data, kind)
-
-    objects = Objects(CLOCK)
-    with (
-        patch.object(part_cache, "encode_tables", encoding),
-        patch.object(part_cache, "decode_body", decoding),
-    ):
-        store = await opened(MemoryBucket(objects))
-        await store.add([large_run(number) for number in range(3)])
-        await store.close()
-        await opened(MemoryBucket(objects))
-    assert threads["encoded"]
-    assert threads["decoded"]
-    assert threading.get_ident() not in threads["encoded"] | threads["decoded"]
