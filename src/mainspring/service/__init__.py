@@ -6,9 +6,10 @@
     middleware.py         what holds for every request: host, origin, headers, the audit log
     access.py             routes: who may use one, declared where the route is
     admission.py          checks a request against that: key, scope, rate, body
-    api/                  `/api/v1`, by subject, the probes and `/metrics`
+    api/                  `/api/v1`, by subject with its documents, the probes and `/metrics`
     compat.py             nine operations of another scheduler's API, mapped onto `/api/v1`
-    schemas/              the documents: the class of each is what is described and what is sent
+    schemas/              documents that several share: the class of each is what is described and
+                          what is sent
     problems.py           errors as RFC 9457 documents
     openapi.py            `/openapi.json`, and the page at `/docs`
     api_keys.py           API keys, as notes in the store

@@ -12,14 +12,15 @@ import hmac
 import secrets
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from msgspec import Struct, structs
 
 from mainspring.core import note_kinds
 from mainspring.core.clock import CarriedClock, Clock, SystemClock
-from mainspring.core.model import Note, Page
+from mainspring.core.model import Note
 from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from mainspring.scheduler.client import Client
 
 Scope = Literal["read", "write", "admin"]
 KeyState = Literal["active", "expired", "revoked"]
@@ -36,22 +37,6 @@ wait longer for a store that is away, and Prometheus ends a scrape after ten sec
 T = TypeVar("T")
 
 _UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class NoteStore(Protocol):
-    """Where keys are kept: the notes of a client."""
-
-    async def note(self, kind: str, name: str) -> Note | None: ...
-
-    async def list_notes(
-        self, kind: str, *, limit: int = 1000, cursor: str | None = None
-    ) -> Page[Note]: ...
-
-    async def put_note(self, note: Note) -> int | None: ...
-
-    async def remove_note(self, kind: str, name: str) -> bool: ...
-
-    async def now(self) -> datetime: ...
 
 
 class Key(Struct, frozen=True, kw_only=True):
@@ -91,8 +76,8 @@ class Key(Struct, frozen=True, kw_only=True):
 class ApiKeys:
     """The keys of a store. Keys that were read are cached for a few seconds."""
 
-    def __init__(self, notes: NoteStore, clock: Clock | None = None) -> None:
-        self._notes = notes
+    def __init__(self, client: Client, clock: Clock | None = None) -> None:
+        self._client = client
         self._clock = clock or SystemClock()
         self._time = CarriedClock(self._clock)
         self._known: dict[str, tuple[float, Key]] = {}
@@ -114,7 +99,7 @@ class ApiKeys:
                 field="expires_in",
                 given=expires_in,
             )
-        now = await self._notes.now()
+        now = await self._client.now()
         secret = secrets.token_urlsafe(32)
         key = Key(
             id=secrets.token_hex(6),
@@ -125,7 +110,7 @@ class ApiKeys:
             expires_at=None if expires_in is None else now + expires_in,
         )
         note = Note(kind=note_kinds.API_KEY, name=key.id, value=_value(key))
-        if await self._notes.put_note(note) is None:
+        if await self._client.put_note(note) is None:
             raise Conflict("a key with the same random id exists; try again")
         self._any = (self._clock.monotonic(), True)
         return key, f"ms_{key.id}_{secret}"
@@ -134,7 +119,7 @@ class ApiKeys:
         keys: list[Key] = []
         cursor: str | None = None
         while True:
-            page = await self._notes.list_notes(note_kinds.API_KEY, cursor=cursor)
+            page = await self._client.list_notes(note_kinds.API_KEY, cursor=cursor)
             keys += [_read(note) for note in page.items]
             if (cursor := page.cursor) is None:
                 return sorted(keys, key=lambda key: key.created_at)
@@ -143,15 +128,15 @@ class ApiKeys:
         """Make a key invalid. It stays in the list, so that a store with revoked keys alone still
         needs a key."""
         while True:
-            note = await self._notes.note(note_kinds.API_KEY, key_id)
+            note = await self._client.note(note_kinds.API_KEY, key_id)
             if note is None:
                 raise NotFound(f"there is no key {key_id!r}")
             key = _read(note)
             if key.revoked_at is not None:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
-            key = structs.replace(key, revoked_at=await self._notes.now())
-            if await self._notes.put_note(
+            key = structs.replace(key, revoked_at=await self._client.now())
+            if await self._client.put_note(
                 Note(kind=note_kinds.API_KEY, name=key_id, value=_value(key), version=note.version)
             ):
                 self._known[key_id] = (self._clock.monotonic(), key)
@@ -159,7 +144,7 @@ class ApiKeys:
 
     async def is_only_admin(self, key_id: str) -> bool:
         """Whether this key is valid and of the scope admin, and no other is."""
-        now = await self._notes.now()
+        now = await self._client.now()
         admins = {key.id for key in await self.list() if key.usable(now) and key.scope == "admin"}
         return admins == {key_id}
 
@@ -177,14 +162,14 @@ class ApiKeys:
 
     async def _read_any(self) -> bool:
         now = self._clock.monotonic()
-        page = await self._notes.list_notes(note_kinds.API_KEY, limit=1)
+        page = await self._client.list_notes(note_kinds.API_KEY, limit=1)
         if self._any is None or self._any[0] <= now:  # else a newer read is stored
             self._any = (now, bool(page.items))
         return self._any[1]
 
     async def now(self) -> datetime:
         """The store's clock, by which keys expire."""
-        return await self._notes.now()
+        return await self._client.now()
 
     async def check(self, text: str, *, cached_if_away: bool = False) -> Key | None:
         """The key with this text, if it is valid now. With `cached_if_away`, what was last read
@@ -224,12 +209,12 @@ class ApiKeys:
 
     async def _read_key(self, key_id: str) -> Key | None:
         now = self._clock.monotonic()
-        note = await self._notes.note(note_kinds.API_KEY, key_id)
+        note = await self._client.note(note_kinds.API_KEY, key_id)
         if note is None:
             # Not cached: made-up ids would fill the cache.
             self._known.pop(key_id, None)
             return None
-        self._time.correct(await self._notes.now())
+        self._time.correct(await self._client.now())
         known = self._known.get(key_id)
         if known is None or known[0] <= now:  # else a newer read is stored
             known = self._known[key_id] = (now, _read(note))

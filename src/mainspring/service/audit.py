@@ -18,7 +18,7 @@ from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Note, Page
 from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import NoteStore
+from mainspring.scheduler.client import Client
 
 log = logging.getLogger("mainspring.service")
 
@@ -49,8 +49,8 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    def __init__(self, notes: NoteStore) -> None:
-        self._notes = notes
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._waiting: list[AuditEntry] = []
         self._writing: asyncio.Task[None] | None = None
         self._dropped = 0
@@ -73,8 +73,8 @@ class AuditLog:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             try:
-                now = await self._notes.now()
-                await asyncio.gather(*(self._notes.put_note(_note(now, entry)) for entry in batch))
+                now = await self._client.now()
+                await asyncio.gather(*(self._client.put_note(_note(now, entry)) for entry in batch))
             except MainspringError as error:
                 log.error("the audit log lost %s: %s", _entries(len(batch)), error)
             if self._dropped:
@@ -83,7 +83,7 @@ class AuditLog:
 
     async def list(self, limit: int = 50, cursor: str | None = None) -> Page[AuditEntry]:
         """Entries, newest first, without those that cannot be read."""
-        page = await self._notes.list_notes(note_kinds.AUDIT, limit=limit, cursor=cursor)
+        page = await self._client.list_notes(note_kinds.AUDIT, limit=limit, cursor=cursor)
         entries = [entry for note in page.items if (entry := _read(note)) is not None]
         return Page(entries, page.cursor)
 

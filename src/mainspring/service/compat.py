@@ -15,20 +15,23 @@ from pydantic import AfterValidator
 from mainspring.core import model
 from mainspring.core.model import Attempt, Outcome, Page, Run, State
 from mainspring.service.access import access, api_router
-from mainspring.service.api import job_operations
-from mainspring.service.api.health import read_health, read_statistics
-from mainspring.service.api.jobs import IdempotencyKey, IfMatch
+from mainspring.service.api.health import Health, Status, read_health, read_statistics
+from mainspring.service.api.jobs import (
+    IdempotencyKey,
+    IfMatch,
+    create_once,
+    edit_job,
+    remove_job,
+)
 from mainspring.service.dependencies import (
     COMPATIBILITY,
     JobPath,
     Service,
     ServiceDep,
-    path_of,
     read_items,
 )
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.documents import Document, Milliseconds, Reply, example
-from mainspring.service.schemas.health import Health, Status
 from mainspring.service.schemas.job import Job, JobBody, JobUpdateBody, etag, schedule_text
 from mainspring.service.schemas.json_format import Time, to_iso, to_milliseconds
 
@@ -94,11 +97,8 @@ class Done(Document, kw_only=True):
 async def create_job(
     body: JobBody, service: ServiceDep, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Reply[Created]:
-    created = await job_operations.create_job(service, request, body, idempotency_key)
+    created = await create_once(service, request, body, idempotency_key)
     job = created.job
-    headers = {"Location": path_of(request, f"/api/jobs/{job.id}"), "ETag": etag(job)}
-    if created.replayed:
-        headers["Idempotency-Replayed"] = "true"
     data = CreatedData(
         job_id=job.id,
         schedule=schedule_text(job.schedule),
@@ -106,7 +106,7 @@ async def create_job(
         next_run_at=to_iso(job.next_run_at),
         signing_secret=created.secret or UNSET,
     )
-    return Reply(Created(data=data), 201, headers)
+    return Reply(Created(data=data), 201, created.headers(request, "/api/jobs"))
 
 
 @router.get("/jobs", summary="List jobs, by page")
@@ -147,13 +147,13 @@ async def update_job(
     request: Request,
     if_match: IfMatch = None,
 ) -> Reply[JobAnswer]:
-    return _job_answer(*await job_operations.update_job(service, request, id, body, if_match))
+    return _job_answer(*await edit_job(service, request, id, body, if_match))
 
 
 @router.delete("/jobs/{id}", summary="Delete a job; running work may end")
 @access("write")
 async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Done]:
-    await job_operations.remove_job(service, id, if_match)
+    await remove_job(service, id, if_match)
     return Reply(Done(message=f"job {id} was deleted"))
 
 

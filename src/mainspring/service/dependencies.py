@@ -29,7 +29,6 @@ from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.rate_limiter import RateLimiter
 from mainspring.service.schemas.documents import Document, Reply
-from mainspring.service.schemas.health import History
 from mainspring.service.schemas.json_format import WrongFormat, encode_json, read_datetime
 from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.sessions import Sessions
@@ -86,7 +85,7 @@ class Service:
     """Held while a preview or a forecast is computed: one at a time."""
     last_event: tuple[Event, bytes] | None = None
     """The last event as it was sent."""
-    histories: dict[str, tuple[float, History]] = field(default_factory=dict)
+    histories: dict[str, tuple[float, Any]] = field(default_factory=dict)
     """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
     """Makes the answer to a browser that asked for a page and may not have it. None: there are no

@@ -17,7 +17,8 @@ from starlette.types import Scope
 from mainspring.core import note_kinds
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Note
-from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
+from mainspring.scheduler.client import Client
+from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key
 
 COOKIE = "mainspring_session"
 HOST_PREFIX = "__Host-"
@@ -32,8 +33,8 @@ MOST_CACHED = 1000
 class Sessions:
     """The sessions of a store. What was read is cached for a few seconds, as keys are."""
 
-    def __init__(self, notes: NoteStore, keys: ApiKeys, clock: Clock | None = None) -> None:
-        self._notes = notes
+    def __init__(self, client: Client, keys: ApiKeys, clock: Clock | None = None) -> None:
+        self._client = client
         self._keys = keys
         self._clock = clock or SystemClock()
         self._known: dict[str, tuple[float, str]] = {}
@@ -43,9 +44,9 @@ class Sessions:
         of the key ends if it has as many as it may."""
         text = f"{key.id}.{secrets.token_urlsafe(32)}"
         while True:
-            now = await self._notes.now()
+            now = await self._client.now()
             ends = now + SESSION_TTL
-            note = await self._notes.note(note_kinds.SESSION, key.id)
+            note = await self._client.note(note_kinds.SESSION, key.id)
             sessions = {hash: end for hash, end in _sessions(note).items() if end > now}
             newest = sorted(sessions, key=sessions.__getitem__)[-(MAX_SESSIONS - 1) :]
             kept = {hash: sessions[hash] for hash in newest}
@@ -60,7 +61,7 @@ class Sessions:
             version=0 if note is None else note.version,
             expires_at=max(sessions.values()),
         )
-        return await self._notes.put_note(fresh) is not None
+        return await self._client.put_note(fresh) is not None
 
     async def key(self, text: str) -> Key | None:
         """The key that the session stands for, if both are valid now."""
@@ -81,10 +82,10 @@ class Sessions:
             return key_id
         at = self._clock.monotonic()
         key_id = _key_id(text)
-        note = await self._notes.note(note_kinds.SESSION, key_id) if key_id else None
+        note = await self._client.note(note_kinds.SESSION, key_id) if key_id else None
         self._known.pop(name, None)
         ends = _sessions(note).get(name)
-        if ends is None or ends <= await self._notes.now():
+        if ends is None or ends <= await self._client.now():
             return None
         self._known[name] = (at, key_id)
         if len(self._known) > MOST_CACHED:
@@ -94,12 +95,12 @@ class Sessions:
     async def end(self, text: str) -> None:
         name, key_id = _hash(text), _key_id(text)
         while True:
-            note = await self._notes.note(note_kinds.SESSION, key_id) if key_id else None
+            note = await self._client.note(note_kinds.SESSION, key_id) if key_id else None
             sessions = dict(_sessions(note))
             if sessions.pop(name, None) is None:
                 break
             if not sessions:
-                await self._notes.remove_note(note_kinds.SESSION, key_id)
+                await self._client.remove_note(note_kinds.SESSION, key_id)
                 break
             if await self._put(key_id, note, sessions):
                 break

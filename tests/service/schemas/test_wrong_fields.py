@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mainspring.service.api.schedules import PreviewBody
 from mainspring.service.schemas.job import JobBody, JobUpdateBody
-from mainspring.service.schemas.schedule import PreviewBody
 from tests.support.service import Api
 from tests.support.wrong_fields import WRONG, WRONG_IN_PREVIEW, fields_of, named, pairs, send
 
