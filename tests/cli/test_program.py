@@ -37,8 +37,7 @@ def test_without_a_command_help_is_shown(run: Run) -> None:
 
 
 def test_version_is_printed(run: Run) -> None:
-    assert run("version").out == run("--version").out == f"mainspring {__version__}\n"
-    assert run("version", "--json").json == {"version": __version__}
+    assert run("--version").out == f"mainspring {__version__}\n"
 
 
 @pytest.mark.parametrize(

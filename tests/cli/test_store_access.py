@@ -26,7 +26,7 @@ def test_the_store_of_the_env_file_is_used(
     folder: Path, run: Run, line: str, value: str | None
 ) -> None:
     (folder / ".env").write_text(f"PORT=80\n\n{line}\nOTHER='several\nlines'\n")
-    run("version")
+    run("schedule", "@daily")
     assert os.environ.get("MAINSPRING_STORE") == value
 
 
@@ -35,10 +35,10 @@ def test_a_variable_that_is_set_wins_over_the_env_file(
 ) -> None:
     monkeypatch.setenv("MAINSPRING_STORE", "sqlite:///set.db")
     (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///file.db\n")
-    run("version")
+    run("schedule", "@daily")
     assert os.environ["MAINSPRING_STORE"] == "sqlite:///set.db"
 
 
 def test_an_env_file_that_is_no_text_is_refused(folder: Path, run: Run) -> None:
     (folder / ".env").write_bytes(b"\xff\xfe")
-    assert f"{folder / '.env'} cannot be read" in run("version").refusal
+    assert f"{folder / '.env'} cannot be read" in run("schedule", "@daily").refusal

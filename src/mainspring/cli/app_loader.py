@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,35 +113,23 @@ def _users_code(what: str) -> Iterator[None]:
 
 
 def _no_scheduler(what: str, value: Any) -> CommandError:
-    if isinstance(value, type):
-        kind = f"the class {value.__qualname__}"
-    else:
-        kind = f"of type {type(value).__module__}.{type(value).__qualname__}"
-    return _refused(f"{what} is {kind.replace('builtins.', '')}, not a Scheduler", _ALLOWED)
+    kind = value if isinstance(value, type) else type(value)
+    is_class = "the class" if isinstance(value, type) else "of type"
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return _refused(f"{what} is {is_class} {name}, not a Scheduler", _ALLOWED)
 
 
 def _in_words(error: BaseException) -> str:
-    """The error with the place of the user's code that it came from."""
+    """The error with the last line of a file below this folder that it came through."""
     text = " ".join(str(error).split())
     words = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
-    return f"{words} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else words
-
-
-_LIBRARIES = tuple(
-    os.path.join(os.path.abspath(folder), "")
-    for folder in (
-        os.path.dirname(os.path.dirname(__file__)),  # mainspring itself
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
-)
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a file is the user's own: neither ours, nor Python's, nor an installed package's."""
-    return not filename.startswith("<") and not filename.startswith(_LIBRARIES)
+    here = os.path.join(os.getcwd(), "")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(here) and "site-packages" not in frame.filename:
+            return f"{words} ({frame.filename}, line {frame.lineno})"
+    return words
 
 
 def _refused(message: str, advice: str) -> CommandError:

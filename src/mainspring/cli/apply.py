@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mainspring.cli.command import CHANGE, Call, command
-from mainspring.cli.json_values import plain_json
-from mainspring.cli.options import argument, flag
-from mainspring.cli.output import Output
+from mainspring.cli.command import CHANGE, Call, argument, command, flag
+from mainspring.cli.output import Output, plain_json
 from mainspring.cli.store_access import check_shared, find_store
 from mainspring.core.durations import humanize
 from mainspring.core.plurals import list_some

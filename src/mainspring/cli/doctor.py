@@ -24,7 +24,7 @@ from mainspring import __version__
 from mainspring.cli.command import INSPECT, Call, command
 from mainspring.cli.errors import FAILED, CommandError
 from mainspring.cli.jobs import describe_rescue, prune_command
-from mainspring.cli.output import STYLES, Output
+from mainspring.cli.output import STYLES, Output, span
 from mainspring.cli.store_access import (
     LocatedStore,
     StoreChoice,
@@ -33,7 +33,6 @@ from mainspring.cli.store_access import (
     find_store,
     open_existing,
 )
-from mainspring.cli.time_format import span
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
 from mainspring.core.node_runs import is_node_handler

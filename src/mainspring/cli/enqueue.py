@@ -1,28 +1,32 @@
-"""`mainspring enqueue` queues one run, or one for each line of a file; `mainspring chain` queues
-runs one after another."""
+"""Makes runs: `mainspring enqueue` one, or one for each line of a file; `mainspring chain` several,
+one after another; `mainspring backfill` those of past slots."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec import structs
 
-from mainspring.cli.command import RUN, Call, command
-from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
-from mainspring.cli.json_values import parse_json, read_payload, run_document
-from mainspring.cli.options import (
+from mainspring.cli.command import (
     JOB_ARGUMENT,
+    RUN,
+    Call,
     argument,
+    command,
     complete_job,
     duration_option,
     flag,
     option,
 )
-from mainspring.cli.output import Output, progress_bar, when
+from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.output import Output, iso, progress_bar, run_document, when
 from mainspring.cli.runs import print_run
 from mainspring.core import codec
 from mainspring.core.plurals import plural
@@ -30,6 +34,7 @@ from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
     from mainspring.core.model import Run
+    from mainspring.engine.backfill import Backfill
     from mainspring.scheduler import Client
 
 commands = typer.Typer()
@@ -221,3 +226,122 @@ async def chain(
 def _link(text: str) -> tuple[str, Any]:
     name, equals, payload = text.partition("=")
     return name, read_payload(payload, f"the payload of {name}") if equals else None
+
+
+@command(
+    commands,
+    "backfill",
+    "mainspring backfill daily_report --from 2026-11-01 --to 2026-11-08 --dry-run",
+    "mainspring backfill import_hour --from 2026-01-01 --limit 5000",
+    panel=RUN,
+)
+async def backfill(
+    call: Call,
+    job: str = JOB_ARGUMENT,
+    start: str = option(
+        "The first slot: ISO 8601; without an offset, in the job's time zone.",
+        "TIME",
+        "--from",
+        default=...,
+    ),
+    end: str | None = option("Slots before this time. Default: now.", "TIME", "--to"),
+    limit: int | None = option(
+        "Add at most this many, earliest slot first. Needed above 1,000 slots.", "NUMBER", min=1
+    ),
+    priority: int = option("0 to 9; higher runs first.", "NUMBER", default=0),
+    dry_run: bool = flag("--dry-run", "Only say what would be run."),
+) -> None:
+    """Run the slots of a job that have not run. Slots that have a run are left alone."""
+    async with call.client() as client:
+        first, last = await _backfill_range(client, job, start, end)
+        done = 0
+        with progress_bar(quiet=call.output.as_json) as move:
+
+            def count(slots: int, total: int) -> None:
+                nonlocal done
+                done = slots
+                move(slots, total)
+
+            try:
+                result = await client.backfill(
+                    job,
+                    first,
+                    last,
+                    limit=limit,
+                    priority=priority,
+                    dry_run=dry_run,
+                    progress=count,
+                )
+            except asyncio.CancelledError:
+                raise CommandError(
+                    f"stopped after {plural(done, 'slot')}",
+                    code=FAILED,
+                    advice="the same command goes on: slots that have a run are left alone",
+                ) from None
+    output = call.output
+    output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(result)})
+    _print_backfill(output, result, dry_run=dry_run)
+
+
+async def _backfill_range(
+    client: Client, job_id: str, start: str, end: str | None
+) -> tuple[datetime, datetime]:
+    job = await client.get_job(job_id)
+    zone = job.schedule.timezone if job.schedule is not None else "UTC"
+    first = moment(start, zone, "--from")
+    return first, await client.now() if end is None else moment(end, zone, "--to")
+
+
+def _print_backfill(output: Output, result: Backfill, *, dry_run: bool) -> None:
+    verb = "would be added" if dry_run else "added"
+    count = len(result.added)
+    output.line(
+        f"{plural(result.slots, 'slot')} of {result.job_id}:"
+        f" {plural(count, 'run')} {verb}, {len(result.existing):,} left alone"
+    )
+    states = Counter(state.value for state in result.existing.values())
+    for state, number in sorted(states.items()):
+        output.line(f"  {number:,} {state}")
+    if result.first_slot is not None:
+        output.note(
+            f"the schedule, as it is now, has no slot before {iso(result.first_slot)}:"
+            " an interval counts from when its job was first stored, or from its start"
+        )
+    if result.may_have_run:
+        output.note(
+            f"{result.may_have_run:,} of these slots are older than the runs that are kept: if they"
+            " ran, their runs have been deleted since, and they run again"
+        )
+    if states.get("failed"):
+        output.note("a failed run is tried again by `mainspring runs retry`")
+    if result.next_slot is not None:
+        output.note(f"the limit is reached; the next slot is {iso(result.next_slot)}")
+
+
+# Payloads
+
+
+def read_payload(text: str, option: str) -> Any:
+    """The payload that `option` gives as JSON; `-` reads it from stdin."""
+    try:
+        return parse_json(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        where = f"{option}, read from stdin," if text == "-" else option
+        raise CommandError(
+            f"{where} is not JSON: {error}",
+            code=BAD_INPUT,
+            advice='in a shell, put it in single quotes: \'{"to": "a@example.org"}\'',
+        ) from None
+
+
+def parse_json(text: str) -> Any:
+    """A payload as `--json` and the HTTP API write it: `{"$date": "2026-11-17"}` is a date, and
+    `{"$$date": …}` the object `{"$date": …}`. Raises ValueError for what is not such JSON."""
+    try:
+        return codec.untag(json.loads(text, parse_constant=_refuse_constant))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 from msgspec import structs
 
-from mainspring.cli.command import INSPECT, Call, command
+from mainspring.cli.command import INSPECT, Call, argument, command, complete_job
 from mainspring.cli.jobs import describe_last_run
-from mainspring.cli.options import argument, complete_job
 from mainspring.cli.runs import find_run_id
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import zone_named

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mainspring.cli import time_format
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.command import PLAN, Call, command, run_coroutine
+from mainspring.cli.command import (
+    APP_TO_LOAD_OPTION,
+    PLAN,
+    STORE_OPTION,
+    Call,
+    argument,
+    command,
+    either_app,
+    option,
+    run_coroutine,
+)
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import APP_TO_LOAD_OPTION, STORE_OPTION, argument, either_app, option
-from mainspring.cli.output import Column, Output
+from mainspring.cli.output import Column, Output, iso, iso_seconds, relative
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.clock import utcnow
 from mainspring.core.durations import humanize, humanize_measured
@@ -71,8 +79,7 @@ def schedule(
             "description": parsed.describe(),
             "timezone": parsed.timezone,
             "upcoming": [
-                {"utc": time_format.iso(slot), "local": slot.astimezone(there).isoformat()}
-                for slot in slots
+                {"utc": iso(slot), "local": slot.astimezone(there).isoformat()} for slot in slots
             ],
             "warnings": warnings,
         }
@@ -87,8 +94,8 @@ def schedule(
         lambda slot: f"{slot.astimezone(there):%a %Y-%m-%d %H:%M:%S %Z}",
     )
     columns: list[Column[datetime]] = [
-        Column("UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"),
-        Column("", lambda slot: time_format.relative(slot, now)),
+        Column("UTC", iso_seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"),
+        Column("", lambda slot: relative(slot, now)),
     ]
     output.table(columns if parsed.timezone == "UTC" else [local, *columns], slots)
     for line in warnings:
@@ -183,7 +190,7 @@ def _parse_start(text: str | None, zone: str) -> datetime | None:
 
 def _document(load: Forecast) -> dict[str, Any]:
     document = asdict(load)
-    document["start"], document["end"] = time_format.iso(load.start), time_format.iso(load.end)
+    document["start"], document["end"] = iso(load.start), iso(load.end)
     document["heat"] = dict(zip(WEEKDAYS, document["heat"], strict=True))
     return document
 

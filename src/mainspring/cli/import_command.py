@@ -17,9 +17,8 @@ from typing import Any
 
 import typer
 
-from mainspring.cli.command import Call, command
+from mainspring.cli.command import Call, argument, command, flag, option
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import argument, flag, option
 from mainspring.cli.output import Output
 from mainspring.core import schedules
 from mainspring.core.plurals import plural

@@ -10,27 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mainspring.cli import time_format
-from mainspring.cli.command import CHANGE, Call, command
-from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
-from mainspring.cli.forecast import LOOK_AHEAD
-from mainspring.cli.json_values import job_document, plain_json, run_document
-from mainspring.cli.options import (
+from mainspring.cli.command import (
+    CHANGE,
     CURSOR_OPTION,
     JOB_ARGUMENT,
     YES_FLAG,
+    Call,
     argument,
+    command,
     duration_option,
     flag,
     limit_option,
     option,
 )
-from mainspring.cli.output import Column, Output, time_column
+from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.forecast import LOOK_AHEAD
+from mainspring.cli.output import (
+    Column,
+    Output,
+    iso,
+    iso_seconds,
+    job_document,
+    plain_json,
+    run_document,
+    span,
+    time_column,
+)
 from mainspring.cli.runs import COLUMNS
 from mainspring.core.clock import utcnow
 from mainspring.core.model import Owner, State
 from mainspring.core.plurals import plural
-from mainspring.core.policy import Policy
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.jobs_without_worker import (
     describe_missing_worker,
@@ -98,7 +107,7 @@ async def list_(
         }
         for job in page.items
     ]
-    pause = {"paused_since": time_format.iso(paused_since)}
+    pause = {"paused_since": iso(paused_since)}
     output.document({"items": items, "cursor": page.cursor, **pause})
     if not page.items:
         named = f" with the tag {tag!r}" if tag else ""
@@ -116,7 +125,7 @@ async def list_(
     if page.cursor:
         output.note(f"there are more: --cursor {page.cursor}")
     if paused_since is not None:
-        since = time_format.seconds(paused_since)
+        since = iso_seconds(paused_since)
         output.note(f"all firing is paused since {since}: mainspring resume --all resumes it")
     _note_orphans(output, call.choice, [job for job in page.items if job.id in orphaned], workers)
 
@@ -188,7 +197,7 @@ async def show(call: Call, job: str = JOB_ARGUMENT) -> None:
             **job_document(stored),
             "has_worker": not orphaned,
             "why": None if why.is_well else why.sentence,
-            "upcoming": [time_format.iso(moment) for moment in upcoming],
+            "upcoming": [iso(moment) for moment in upcoming],
             "health": health,
             "metrics": metrics,
             "recent": [run_document(run) for run in recent],
@@ -243,7 +252,7 @@ def describe_plan(job: Job) -> str:
     return ", ".join(reasons) or "when enqueued"
 
 
-def describe_last_run(run: LastRun, moment: Callable[[datetime], str] = time_format.seconds) -> str:
+def describe_last_run(run: LastRun, moment: Callable[[datetime], str] = iso_seconds) -> str:
     """`failed 2026-11-16T09:00:00Z (by schedule): ValueError: …`: the first line of the error."""
     error = f": {run.error.splitlines()[0]}" if run.error else ""
     return f"{run.state} {moment(run.finished_at)} (by {run.source}){error}"
@@ -313,7 +322,7 @@ def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
 def _describe_spread(spread: Spread) -> str | None:
     if spread.average is None or spread.p95 is None or spread.max is None:
         return None
-    average, p95, most = map(time_format.span, (spread.average, spread.p95, spread.max))
+    average, p95, most = map(span, (spread.average, spread.p95, spread.max))
     return f"{average} on average, 95 % within {p95}, at most {most}"
 
 
@@ -403,7 +412,7 @@ def read_options(
     if schedule == "none":
         options["schedule"] = None
     if payload is not None:
-        from mainspring.cli.json_values import read_payload
+        from mainspring.cli.enqueue import read_payload
 
         options["payload"] = read_payload(payload, "--payload")
     for text in settings or ():
@@ -591,8 +600,8 @@ async def pause_all(call: Call, everything: bool = ALL_FLAG) -> None:
     _need_all("pause", everything)
     async with call.client() as client:
         since = await client.pause_all()
-    call.output.document({"paused_since": time_format.iso(since)})
-    call.output.line(f"all firing is paused since {time_format.seconds(since)}")
+    call.output.document({"paused_since": iso(since)})
+    call.output.line(f"all firing is paused since {iso_seconds(since)}")
 
 
 @command(commands, "resume", "mainspring resume --all", panel=CHANGE)
@@ -725,20 +734,7 @@ def _read_setting(text: str) -> tuple[list[str], Any]:
         return path, None
     if key in _UNSET:
         return path, _UNSET[key]
-    if read_value(key, value) is not None:
-        raise CommandError(
-            f"--set {text}: {key} always has a value", code=BAD_INPUT, advice=_default_advice(key)
-        )
-    return path, None
-
-
-def _default_advice(key: str) -> str:
-    built_in = Policy().to_dict(complete=True)
-    return (
-        f"--set {key}={jsonlib.dumps(built_in[key])} is the built-in value"
-        if key in built_in
-        else ""
-    )
+    return path, read_value(key, value)
 
 
 def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> None:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mainspring.cli.command import Call, command
+from mainspring.cli.command import Call, argument, command, duration_option, option
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import argument, duration_option, option
-from mainspring.cli.output import Column, when
+from mainspring.cli.output import Column, iso_seconds, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
-from mainspring.cli.time_format import seconds
 from mainspring.errors import NotFound
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ async def list_(call: Call) -> None:
         Column("name", lambda key: key.name),
         Column("scope", lambda key: key.scope),
         Column("state", lambda key: key.state(now), state=True),
-        Column("expires", lambda k: seconds(k.expires_at), lambda k: when(k.expires_at)),
+        Column("expires", lambda k: iso_seconds(k.expires_at), lambda k: when(k.expires_at)),
     ]
     call.output.table(columns, listed)
 

@@ -1,21 +1,27 @@
-"""Prints results: tables and colour on a terminal, plain columns in a pipe, or JSON."""
+"""Prints results: tables and colour on a terminal, plain columns in a pipe, or JSON. Times are for
+people (local zone, words) or for programs (ISO 8601, UTC)."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from mainspring.cli import time_format
+from msgspec import structs
+
+from mainspring.core import codec
 from mainspring.core.clock import utcnow
 from mainspring.core.codec import to_document
+from mainspring.core.model import Job, Run
+from mainspring.webhooks.service import masked_webhook
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +59,7 @@ SHORTEST_PREFIX = 12
 class Column(Generic[T]):
     """`plain` formats a cell for pipes, `pretty` for terminals. A `whole` cell is never wrapped.
 
-    The other fields say how a table becomes narrower than its texts: `short` is a shorter text; a
+    The other fields say how a table becomes narrower than its texts: a
     column with `by_prefix` holds ids that commands also take by their beginning, so they are cut to
     where they still differ; columns with `hide` are left out, the highest number first; a column
     with `least` is cut to no fewer than so many characters, with …. Columns without any of these
@@ -65,7 +71,6 @@ class Column(Generic[T]):
     pretty: Callable[[T], str] | None = None
     whole: bool = False
     state: bool = False
-    short: Callable[[T], str] | None = None
     least: int | None = None
     by_prefix: bool = False
     hide: int = 0
@@ -74,9 +79,8 @@ class Column(Generic[T]):
 def time_column(title: str, moment: Callable[[T], datetime | None], *, hide: int = 0) -> Column[T]:
     return Column(
         title,
-        lambda row: time_format.seconds(moment(row)),
-        lambda row: when(moment(row)),
-        short=lambda row: when_short(moment(row)),
+        lambda row: iso_seconds(moment(row)),
+        lambda row: _ago(moment(row)),
         whole=True,
         hide=hide,
     )
@@ -122,7 +126,7 @@ class Output:
 
     def moment(self, moment: datetime | None) -> str:
         """A time: in words for people, in UTC for a pipe."""
-        return when(moment) if self.pretty else time_format.seconds(moment)
+        return when(moment) if self.pretty else iso_seconds(moment)
 
     def note(self, text: str) -> None:
         """Print a remark on stderr, so that a pipe gets only the result."""
@@ -231,12 +235,12 @@ def when(moment: datetime | None) -> str:
     if moment is None:
         return "-"
     now = utcnow()
-    return f"{time_format.local(moment, now)} ({time_format.relative(moment, now)})"
+    return f"{local(moment, now)} ({relative(moment, now)})"
 
 
-def when_short(moment: datetime | None) -> str:
-    """The same for a narrow terminal: `09:30:00`, or `18 Nov 09:30` on another day."""
-    return "-" if moment is None else time_format.local_short(moment, utcnow())
+def _ago(moment: datetime | None) -> str:
+    """The same for a table: `in 5 minutes`."""
+    return "-" if moment is None else relative(moment, utcnow())
 
 
 def _heading(title: str) -> str:
@@ -264,7 +268,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
-    document = to_document(value, time=time_format.iso)
+    document = to_document(value, time=iso)
     text = json.dumps(document, ensure_ascii=False, indent=indent)
     if printable(text) == text:
         return text
@@ -291,12 +295,9 @@ def progress_bar(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
 def _fit(
     columns: Sequence[Column[T]], rows: Sequence[T], width: int
 ) -> list[tuple[Column[T], list[str], int]]:
-    """The columns with their texts and widths, made as narrow as the terminal: short texts, then
-    ids by their beginning, then fewer columns, then cut texts, the last column first."""
+    """The columns with their texts and widths, made as narrow as the terminal: ids by their
+    beginning, then fewer columns, then cut texts, the last column first."""
     from rich.cells import cell_len
-
-    def texts_of(column: Column[T], text: Callable[[T], str] | None = None) -> list[str]:
-        return [_one_line((text or column.pretty or column.plain)(row)) or "-" for row in rows]
 
     def need(column: Column[T], *, cut: bool) -> int:
         widest = max(map(cell_len, (column.title, *texts[column.title])))
@@ -308,9 +309,10 @@ def _fit(
         return sum(need(column, cut=cut) + GAP for column in shown) - GAP - width
 
     shown = list(columns)
-    texts = {column.title: texts_of(column) for column in shown}
-    if excess(cut=False) > 0:
-        texts |= {column.title: texts_of(column, column.short) for column in shown}
+    texts = {
+        column.title: [_one_line((column.pretty or column.plain)(row)) or "-" for row in rows]
+        for column in shown
+    }
     if excess(cut=True) > 0:
         texts |= {c.title: _shortest_prefixes(texts[c.title]) for c in shown if c.by_prefix}
     while excess(cut=True) > 0 and any(column.hide for column in shown):
@@ -328,3 +330,88 @@ def _shortest_prefixes(ids: Sequence[str]) -> list[str]:
     kinds = len(set(ids))
     length = next(n for n in count(SHORTEST_PREFIX) if len({text[:n] for text in ids}) == kinds)
     return [text if len(text) <= length + 1 else f"{text[:length]}…" for text in ids]
+
+
+# Times
+
+_UNITS = (
+    ("second", 1, 60),
+    ("minute", 60, 60),
+    ("hour", 3_600, 24),
+    ("day", 86_400, math.inf),
+)
+
+
+def iso(moment: datetime | None) -> str | None:
+    """`2026-11-15T09:30:00Z`, with a fraction where there is one."""
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def iso_seconds(moment: datetime | None) -> str:
+    """The same to the second, for columns; `-` for none."""
+    return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def span(length: float) -> str:
+    """Seconds, short and without spaces: `0.42s`, `12s`, `3m05s`, `2h10m`."""
+    whole = round(length)
+    if length < 10:
+        return f"{length:.2f}s"
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3_600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3_600}h{whole % 3_600 // 60:02}m"
+
+
+def relative(moment: datetime, now: datetime) -> str:
+    """`in 5 minutes`, `3 hours ago`, `now`: one unit, rounded."""
+    distance = (moment - now) / timedelta(seconds=1)
+    for word, size, limit in _UNITS:
+        count = round(abs(distance) / size)
+        if count == 0:
+            return "now"
+        if count < limit:
+            words = f"{count} {word}{'s' if count != 1 else ''}"
+            return f"in {words}" if distance > 0 else f"{words} ago"
+    raise AssertionError("days have no limit")
+
+
+def local(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
+    """Wall time in a zone (the machine's own unless given), no longer than is needed."""
+    here, today = moment.astimezone(zone), now.astimezone(zone)
+    if here.date() == today.date():
+        return f"{here:%H:%M:%S}"
+    if here.year == today.year:
+        return f"{here:%a %d %b %H:%M:%S}"
+    return f"{here:%a %d %b %Y %H:%M}"
+
+
+# Documents: jobs and runs with the fields of the Python API
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    fields = structs.asdict(run)
+    del fields["brief"]
+    values = {"payload": plain_json(run.payload), "result": plain_json(run.result)}
+    return {**fields, **values, "duration": run.duration}
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    schedule = job.schedule
+    return {
+        **structs.asdict(job),
+        "payload": plain_json(job.payload),
+        "metadata": plain_json(job.metadata),
+        "schedule": None
+        if schedule is None
+        else {**schedule.to_dict(), "description": schedule.describe()},
+        "policy": job.policy.to_dict(),
+        "origins": job.policy_origins(),
+        "webhook": None if job.webhook is None else masked_webhook(job.webhook),
+    }
+
+
+def plain_json(value: Any) -> Any:
+    """A payload or result in JSON's own types; what JSON lacks is tagged, as it is stored."""
+    return json.loads(codec.encode(value, limit=2**31))

@@ -1,5 +1,5 @@
 """The processes of `mainspring worker` and `mainspring serve`: several are kept running; one that
-reached a limit is replaced; the garbage collector is set for them."""
+reached a limit is replaced; their log and their garbage collector are set up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mainspring.cli.errors import BAD_INPUT, OK, Stopped
+from mainspring.cli.output import json_text, printable
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.plurals import plural
 
@@ -248,3 +251,82 @@ def share_the_interpreter() -> None:
     Python's 5 ms, of 20 jobs that share each second the 99th percentile began 118 to 338 ms late
     under requests for lists, and now 77 ms, with as many requests a second or more."""
     sys.setswitchinterval(0.001)
+
+
+# Their log: coloured on a terminal, plain or JSON lines elsewhere
+
+_OF_JOB = "mainspring.run."
+"""The logger of a handler's own lines, `ctx.log`, is named by this and the job's id."""
+
+
+def set_up_log(
+    *, verbose: bool, quiet: bool, as_json: bool, several_processes: bool = False
+) -> None:
+    """Log to stderr, unless the program has set logging up by itself. `several_processes`: others
+    log to the same terminal, so each line names its process."""
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+    logging.getLogger("mainspring").setLevel(level)
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    root.addHandler(_log_handler(as_json=as_json, several_processes=several_processes))
+    root.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _log_handler(*, as_json: bool, several_processes: bool = False) -> logging.Handler:
+    if sys.stderr.isatty() and not as_json:
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        handler: logging.Handler = RichHandler(
+            console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S"
+        )
+        handler.setFormatter(
+            _ForTerminal("[%(process)d] %(message)s" if several_processes else "%(message)s")
+        )
+        return handler
+    handler = logging.StreamHandler()
+    if as_json:
+        handler.setFormatter(_JsonLines())
+    else:
+        lines = _Printable(
+            "%(asctime)s.%(msecs)03dZ %(levelname)-7s [%(process)d] %(name)s: %(message)s",
+            datefmt="%Y-%m-%dT%H:%M:%S",
+        )
+        lines.converter = time.gmtime
+        handler.setFormatter(lines)
+    return handler
+
+
+class _Printable(logging.Formatter):
+    """Escapes what a terminal would obey: messages quote errors of handlers and answers of
+    endpoints."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class _ForTerminal(_Printable):
+    """Leaves out the name of the logger. A line that a handler logs has its job only there."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        if record.name.startswith(_OF_JOB):
+            record.message = f"job {record.name.removeprefix(_OF_JOB)}: {record.message}"
+        return super().formatMessage(record)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        for fact in ("job_id", "run_id", "attempt"):
+            if hasattr(record, fact):
+                document[fact] = getattr(record, fact)
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json_text(document, indent=None)

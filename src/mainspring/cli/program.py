@@ -11,7 +11,6 @@ import typer.main
 
 from mainspring.cli import (
     apply,
-    backfill,
     doctor,
     enqueue,
     errors,
@@ -25,8 +24,7 @@ from mainspring.cli import (
     store,
     worker,
 )
-from mainspring.cli.command import CHANGE, INSPECT, STORE, Call, command, example
-from mainspring.cli.options import flag
+from mainspring.cli.command import CHANGE, INSPECT, STORE, example, flag
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import read_env_file
 
@@ -105,22 +103,17 @@ def _describe_usage(error: Any, words: list[str]) -> errors.CommandError:
     )
 
 
-def _print_version(output: Output) -> None:
-    from mainspring import __version__
-
-    output.document({"version": __version__})
-    output.line(f"mainspring {__version__}")
-
-
-def _version_asked(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
-        _print_version(Output())
+        from mainspring import __version__
+
+        Output().line(f"mainspring {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def mainspring(
-    version: bool = flag("--version", "Print the version.", callback=_version_asked, is_eager=True),
+    version: bool = flag("--version", "Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
     """Jobs that run on time, once, everywhere."""
     read_env_file()
@@ -129,7 +122,6 @@ def mainspring(
 app.add_typer(serve.commands)
 app.add_typer(worker.commands)
 app.add_typer(enqueue.commands)
-app.add_typer(backfill.commands)
 app.add_typer(jobs.group, name="jobs", rich_help_panel=INSPECT)
 app.add_typer(runs.group, name="runs", rich_help_panel=INSPECT)
 app.add_typer(worker.group, name="workers", rich_help_panel=INSPECT)
@@ -141,15 +133,3 @@ app.add_typer(import_command.group, name="import", rich_help_panel=CHANGE)
 app.add_typer(forecast.commands)
 app.add_typer(store.group, name="store", rich_help_panel=STORE)
 app.add_typer(keys.group, name="keys", rich_help_panel=STORE)
-
-
-about = typer.Typer()
-
-
-@command(about, "version", "mainspring version --json", panel=INSPECT, uses_store=False)
-def version(call: Call) -> None:
-    """Print the version."""
-    _print_version(call.output)
-
-
-app.add_typer(about)  # last, so that the panels come in their order

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import typer
 
-from mainspring.cli import time_format
-from mainspring.cli.command import Call, command
-from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.json_values import plain_json, run_document
-from mainspring.cli.options import (
+from mainspring.cli.command import (
     CURSOR_OPTION,
     RUN_ARGUMENT,
     YES_FLAG,
+    Call,
     argument,
+    command,
     complete_job,
     complete_run,
     complete_state,
@@ -25,7 +23,17 @@ from mainspring.cli.options import (
     limit_option,
     option,
 )
-from mainspring.cli.output import STYLES, Column, Output, time_column
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.output import (
+    STYLES,
+    Column,
+    Output,
+    iso_seconds,
+    plain_json,
+    run_document,
+    span,
+    time_column,
+)
 from mainspring.core.clock import utcnow
 from mainspring.core.durations import duration
 from mainspring.core.model import LIVE, State
@@ -174,7 +182,7 @@ def _nothing(filters: Filters, *, timed_out: bool = False) -> str:
     return (
         f"no {which}runs"
         + (f" of {job}" if job else "")
-        + (f" since {time_format.seconds(since)}" if since else "")
+        + (f" since {iso_seconds(since)}" if since else "")
         + (" with an attempt that timed out" if timed_out else "")
     )
 
@@ -394,7 +402,7 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("due", moment(run.run_at)),
         ("started", moment(run.started_at) if run.started_at else None),
         ("finished", moment(run.finished_at) if run.finished_at else None),
-        ("took", None if run.duration is None else time_format.span(run.duration)),
+        ("took", None if run.duration is None else span(run.duration)),
         ("attempt", str(run.attempt) if run.attempt else None),
         ("failures", str(run.failures) if run.failures else None),
         ("waits for", ", ".join(run.after) if run.state == "waiting" else None),
@@ -425,7 +433,7 @@ def _progress(run: Run) -> str | None:
 
 
 def _print_attempt(output: Output, attempt: Attempt) -> None:
-    took = time_format.span((attempt.finished_at - attempt.started_at).total_seconds())
+    took = span((attempt.finished_at - attempt.started_at).total_seconds())
     started = output.moment(attempt.started_at)
     output.line()
     output.line(
@@ -465,7 +473,7 @@ def _json(value: Any) -> str:
 
 
 def _duration(run: Run) -> str:
-    return "-" if run.duration is None else time_format.span(run.duration)
+    return "-" if run.duration is None else span(run.duration)
 
 
 def _stands_for_slots(run: Run) -> bool:
@@ -480,7 +488,7 @@ def _why(run: Run) -> str:
     if _stands_for_slots(run) and isinstance(run.result, dict):
         words.append(plural(run.result.get("count", 1), "slot"))
     if run.source == "backfill":
-        words.append(f"backfill of {time_format.seconds(run.scheduled_at)}")
+        words.append(f"backfill of {iso_seconds(run.scheduled_at)}")
     return ", ".join(words)
 
 

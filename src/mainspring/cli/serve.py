@@ -16,27 +16,31 @@ import typer
 
 from mainspring import __version__
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.command import RUN, Call, command, run_coroutine
-from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import (
+from mainspring.cli.command import (
     APP_TO_LOAD_ARGUMENT,
     APP_TO_LOAD_OPTION,
     FILE_OPTION,
     QUIET_FLAG,
+    RUN,
     STORE_OPTION,
     VERBOSE_FLAG,
+    Call,
+    command,
     duration_option,
     either_app,
     flag,
     memory_option,
     option,
     prune_option,
+    run_coroutine,
 )
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.output import Output
 from mainspring.cli.processes import (
     Replacements,
     end_quietly_on_signals,
     replace_process,
+    set_up_log,
     share_the_interpreter,
     tune_garbage_collector,
 )
@@ -124,7 +128,6 @@ def serve(
 
     After the first signal running work may end; a second signal ends the process at once.
     """
-    from mainspring.cli import log_format
     from mainspring.service import require_server
 
     require_server()
@@ -161,7 +164,7 @@ def serve(
         scheduler.define_jobs(file)
     # The first wins over the file's.
     scheduler.configure(prune_every=settings.prune_every, drain_timeout=settings.drain)
-    log_format.set_up(verbose=verbose, quiet=quiet, as_json=call.output.as_json)
+    set_up_log(verbose=verbose, quiet=quiet, as_json=call.output.as_json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 

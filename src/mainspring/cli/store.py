@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mainspring.cli.command import Call, command
+from mainspring.cli.command import Call, argument, command, flag
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import argument, flag
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import LocatedStore, StoreChoice, database_file, find_store
 from mainspring.core.plurals import plural

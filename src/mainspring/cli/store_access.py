@@ -118,7 +118,7 @@ async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncI
         await open_existing(store)  # the client finds it open
         client = Client(store, inline=True, wait_for_store=0)
     else:
-        client = _load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
+        client = load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
         check_exists(LocatedStore(client.store, client.url))
     async with client:
         try:
@@ -155,7 +155,7 @@ def find_store(choice: StoreChoice) -> LocatedStore:
     from mainspring.stores import open_store
 
     if choice.app is not None:
-        scheduler = _load_scheduler(choice.app)
+        scheduler = load_scheduler(choice.app)
         return LocatedStore(scheduler.store, scheduler.url)
     assert choice.url is not None
     return LocatedStore(open_store(choice.url), choice.url)
@@ -201,7 +201,3 @@ def warn_of_other_store(scheduler: Scheduler, app: str) -> None:
             store.name,
             other.name,
         )
-
-
-def _load_scheduler(spec: str) -> Scheduler:
-    return load_scheduler(spec)

@@ -13,31 +13,34 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from mainspring.cli import time_format
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.command import RUN, Call, command, run_coroutine
-from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
-from mainspring.cli.options import (
+from mainspring.cli.command import (
     APP_TO_LOAD_ARGUMENT,
     APP_TO_LOAD_OPTION,
     FILE_OPTION,
     QUIET_FLAG,
+    RUN,
     STORE_OPTION,
     VERBOSE_FLAG,
+    Call,
+    command,
     duration_option,
     either_app,
     flag,
     memory_option,
     option,
     prune_option,
+    run_coroutine,
 )
-from mainspring.cli.output import Column, Output, time_column
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
+from mainspring.cli.output import Column, Output, iso, relative, time_column
 from mainspring.cli.processes import (
     Place,
     Replacements,
     end_quietly_on_signals,
     replace_process,
+    set_up_log,
     supervise,
     tune_garbage_collector,
 )
@@ -137,12 +140,11 @@ def worker(
         # Each run only on a terminal: a worker may do thousands a second.
         "log_each_run": verbose or sys.stderr.isatty(),
     }
-    from mainspring.cli import log_format
 
     place = Place.take()
 
-    def set_up_log() -> None:
-        log_format.set_up(
+    def start_log() -> None:
+        set_up_log(
             verbose=verbose,
             quiet=quiet,
             as_json=call.output.as_json,
@@ -150,13 +152,13 @@ def worker(
         )
 
     if processes > 1 and place is None:
-        set_up_log()
+        start_log()
         raise typer.Exit(supervise(processes))
     is_first = place is None or place.number == 1
     folder = os.getcwd()
     with end_quietly_on_signals():
         scheduler = _load_scheduler(app, file, store)
-        set_up_log()
+        start_log()
         if app is not None and is_first:
             warn_of_other_store(scheduler, app)
         scheduler.configure(**settings)
@@ -297,12 +299,9 @@ async def print_start(scheduler: Scheduler, output: Output) -> None:
             "workers": scheduler.workers,
             "queues": None if scheduler.queues is None else sorted(scheduler.queues),
             "enabled": scheduler.enabled,
-            "paused_since": time_format.iso(paused_since),
+            "paused_since": iso(paused_since),
             "job_count": page.total,
-            "jobs": [
-                {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)}
-                for job in page.items
-            ],
+            "jobs": [{"id": job.id, "next_run_at": iso(job.next_run_at)} for job in page.items],
         }
     )
     orphaned = {job.id for job in without_worker(page.items, await scheduler.list_workers())}
@@ -319,7 +318,7 @@ def _describe_start(
     if not scheduler.enabled:
         yield "it fires no slots, because the code sets enabled=False"
     if paused_since is not None:
-        since = time_format.relative(paused_since, utcnow())
+        since = relative(paused_since, utcnow())
         yield f"all firing was paused {since}; mainspring resume --all resumes it"
     if not page.items:
         yield "no jobs yet: decorate a function with @scheduler.job()"
@@ -341,7 +340,7 @@ def _describe_next(job: Job) -> str:
         return describe_plan(job)
     schedule = f": {job.schedule.describe()}" if job.schedule is not None else ""
     now = utcnow()  # a slot that is overdue is fired now
-    return time_format.relative(max(job.next_run_at, now), now) + schedule
+    return relative(max(job.next_run_at, now), now) + schedule
 
 
 # The list of workers

@@ -57,13 +57,9 @@ IDLE_CONNECTION_SECONDS = 1.5
 """How long an unused connection is kept. Servers keep theirs longer (gunicorn 2 s, Node and uvicorn
 5 s); otherwise a request would sometimes fail on a connection that the server is closing."""
 
-MAX_LOOKUPS = 32
-"""How many names are looked up at once. Slow lookups are not counted."""
-SLOW_LOOKUP_SECONDS = 1.0
-"""Seconds after which a lookup counts as slow: it continues, but others no longer wait for it. A
-name server that does not answer holds a thread for 10 to 30 s."""
-MAX_SLOW_LOOKUPS = 256
-"""How many slow lookups may run at once. Beyond that only names that resolved before are tried."""
+MAX_LOOKUPS = 256
+"""How many names are looked up at once that never resolved before. A name server that does not
+answer holds a thread for 10 to 30 s; names that resolved before do not wait for others."""
 MAX_KNOWN_NAMES = 4_096
 
 _METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -321,17 +317,22 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Resolves names with the system's resolver, in its own threads. Leaves out addresses that are
-    not allowed; `WebhookClient._socket` checks each address again."""
+    """Resolves each name with the system's resolver, in a thread of its own. Leaves out addresses
+    that are not allowed; `WebhookClient._socket` checks each address again.
+
+    aiohttp lets all calls that need the same name wait for one lookup. The threads are daemons, so
+    a program that ends does not wait for a name server.
+    """
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._lookups = _NameLookups()
+        self._new_names = asyncio.Semaphore(MAX_LOOKUPS)
+        self._known: dict[str, None] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        addresses = await self._lookups.find(host, family)
+        addresses = await self._look_up(host, family)
         results: list[ResolveResult] = []
         why = None
         for family, _, proto, _, address in addresses:
@@ -353,58 +354,20 @@ class _Resolver(AbstractResolver):
             raise Refusal(why)
         return results
 
-    async def close(self) -> None:
-        """Does nothing: slow lookups end by themselves, and their threads are daemons."""
-
-
-class _NameLookups:
-    """Looks names up in threads, one lookup for each name at a time. A slow lookup delays no other.
-
-    The threads are daemons, so a program that ends does not wait for a name server.
-    """
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(MAX_LOOKUPS)
-        self._waiting_lookups = 0
-        self._under_way: dict[tuple[str, int], asyncio.Task[list[Any]]] = {}
-        self._answered: dict[str, None] = {}
-
-    async def find(self, host: str, family: int) -> list[Any]:
-        """The result of `getaddrinfo`. Callers that need the same name share one lookup."""
-        key = (host, family)
-        task = self._under_way.get(key)
-        if task is None:
-            task = self._under_way[key] = asyncio.create_task(self._look_up(host, family))
-            task.add_done_callback(lambda done: self._lookup_ended(key, done))
-        return await asyncio.shield(task)
-
-    def _lookup_ended(self, key: tuple[str, int], task: asyncio.Task[list[Any]]) -> None:
-        self._under_way.pop(key, None)
-        if (
-            task.cancelled() or task.exception() is not None
-        ):  # otherwise asyncio logs an unread exception
-            return
-        self._answered.pop(key[0], None)
-        self._answered[key[0]] = None
-        if len(self._answered) > MAX_KNOWN_NAMES:
-            del self._answered[next(iter(self._answered))]
-
     async def _look_up(self, host: str, family: int) -> list[Any]:
-        if self._waiting_lookups >= MAX_SLOW_LOOKUPS and host not in self._answered:
-            raise OSError(f"{self._waiting_lookups} lookups of names are waiting for a name server")
-        async with self._free:
-            lookup = _in_thread(
+        async with contextlib.nullcontext() if host in self._known else self._new_names:
+            addresses = await _in_thread(
                 lambda: socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM),
                 name="mainspring-names",
             )
-            await asyncio.wait({lookup}, timeout=SLOW_LOOKUP_SECONDS)
-        if lookup.done():
-            return lookup.result()
-        self._waiting_lookups += 1
-        try:
-            return await lookup
-        finally:
-            self._waiting_lookups -= 1
+        self._known.pop(host, None)
+        self._known[host] = None
+        if len(self._known) > MAX_KNOWN_NAMES:
+            del self._known[next(iter(self._known))]
+        return addresses
+
+    async def close(self) -> None:
+        """Does nothing: slow lookups end by themselves."""
 
 
 def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:

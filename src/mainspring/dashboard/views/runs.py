@@ -171,7 +171,6 @@ async def run_page(
         why=explanation.problem if run.state in LIVE else None,
         is_well=explanation.is_well,
         phases=phases,
-        events=_milestones(run),
         attempts=[_show_attempt(kept, shown) for kept in reversed(run.attempts)],
         attempts_gone=max(0, run.attempt - MAX_ATTEMPTS_KEPT),
         upstream=_upstream(run, workflow),
@@ -207,28 +206,22 @@ class Phase(Struct, frozen=True):
 
     name: str
     tone: str
+    start: datetime
     seconds: float
     left: float = 0.0
     width: float = 0.0
 
 
-class Milestone(Struct, frozen=True):
-    name: str
-    at: datetime
-    tone: str = ""
-    note: str = ""
-
-
 def _phases(run: Run, now: datetime) -> list[Phase]:
     """The run's life in parts, each as wide as the logarithm of its time: a wait of a day beside an
     attempt of a millisecond."""
-    parts: list[tuple[str, str, float]] = []
+    parts: list[tuple[str, str, datetime, float]] = []
     at = run.created_at
 
     def until(moment: datetime, name: str, tone: str = "") -> None:
         nonlocal at
         if moment > at or tone:
-            parts.append((name, tone, max(0.0, (moment - at).total_seconds())))
+            parts.append((name, tone, at, max(0.0, (moment - at).total_seconds())))
             at = max(at, moment)
 
     ended = run.finished_at or now
@@ -249,42 +242,13 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
         until(now, waited if run.attempts or is_due else waits)
     elif not run.attempts:
         until(ended, f"{run.state} without an attempt")
-    weights = [1 + math.log1p(seconds * 20) for _, _, seconds in parts]
+    weights = [1 + math.log1p(seconds * 20) for *_, seconds in parts]
     total, left, phases = sum(weights), 0.0, []
-    for (name, tone, seconds), weight in zip(parts, weights, strict=True):
+    for part, weight in zip(parts, weights, strict=True):
         width = 100 * weight / total
-        phases.append(Phase(name, tone, seconds, round(left, 2), round(width, 2)))
+        phases.append(Phase(*part, round(left, 2), round(width, 2)))
         left += width
     return phases
-
-
-def _milestones(run: Run) -> list[Milestone]:
-    events = [Milestone("Created", run.created_at, note=f"by {run.source}")]
-    events.append(Milestone("Due", run.scheduled_at))
-    for attempt in run.attempts:
-        seconds = (attempt.finished_at - attempt.started_at).total_seconds()
-        ended = str(attempt.outcome).replace("_", " ")
-        events.append(
-            Milestone(f"Attempt {attempt.number} started", attempt.started_at, note=attempt.worker)
-        )
-        events.append(
-            Milestone(
-                f"Attempt {attempt.number} {ended}",
-                attempt.finished_at,
-                TONES.get(attempt.outcome, ""),
-                f"after {formats.span(max(seconds, 0.0))}",
-            )
-        )
-    if run.state is State.RUNNING and run.started_at is not None:
-        events.append(
-            Milestone(f"Attempt {run.attempt} started", run.started_at, "blue", run.worker or "")
-        )
-    if run.state is State.PENDING and run.attempts:
-        events.append(Milestone("Due again", run.run_at))
-    if run.finished_at is not None:
-        name = str(run.state).capitalize()
-        events.append(Milestone(name, run.finished_at, TONES.get(run.state, ""), run.reason or ""))
-    return sorted(events, key=lambda event: event.at)
 
 
 # -- attempts ---------------------------------------------------------------------------------
