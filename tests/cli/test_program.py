@@ -229,7 +229,7 @@ def on_terminal(folder: Path, *words: str, **environment: str) -> str:
 def test_a_terminal_gets_colour_and_words(folder: Path, stored_runs: StoredRuns) -> None:
     text = on_terminal(folder, "runs", "list")
     assert "\033[32msucceeded" in text
-    assert re.search(r"(ago|now)\)", text)
+    assert re.search(r"(ago|now)", text)
     assert stored_runs["good"] in text
     assert "in " in on_terminal(folder, "jobs", "list")
     assert "\033[" in on_terminal(folder, "--help")

@@ -113,10 +113,11 @@ def _users_code(what: str) -> Iterator[None]:
 
 
 def _no_scheduler(what: str, value: Any) -> CommandError:
-    kind = value if isinstance(value, type) else type(value)
-    is_class = "the class" if isinstance(value, type) else "of type"
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    return _refused(f"{what} is {is_class} {name}, not a Scheduler", _ALLOWED)
+    if isinstance(value, type):
+        kind = f"the class {value.__qualname__}"
+    else:
+        kind = f"of type {type(value).__module__}.{type(value).__qualname__}"
+    return _refused(f"{what} is {kind.replace('builtins.', '')}, not a Scheduler", _ALLOWED)
 
 
 def _in_words(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
     app.py          makes the application: the HTTP API with the pages
     pages.py        what all pages share: templates, who looks at them, error pages, assets
-    charts.py       small charts as inline SVG
     formats.py      times, durations and numbers as people read them
     demo.py         a sample job, and the made-up fleet of `mainspring serve --demo`
     views/          the pages, one module for each noun

@@ -184,6 +184,17 @@ STATE_ICONS = {
 }
 
 
+TONES = {
+    "succeeded": "green",
+    "failed": "red",
+    "timed_out": "red",
+    "running": "blue",
+    "lost": "amber",
+    "released": "amber",
+    "skipped": "amber",
+}
+"""The colours of states and outcomes; the others are grey."""
+
 OUTCOME_STATES = {"timed_out": "failed", "lost": "skipped", "released": "skipped"}
 """The state whose sign and colour the outcome of an attempt has, where they differ."""
 

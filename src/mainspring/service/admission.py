@@ -19,11 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mainspring.service.access import Access, CheckedRoute
-from mainspring.service.api_keys import Key
+from mainspring.service.api_keys import Key, RateLimiter
 from mainspring.service.dependencies import SAFE_METHODS, Service, check_query
 from mainspring.service.middleware import host_name
 from mainspring.service.problems import ApiError, FieldError, local_path, too_many
-from mainspring.service.rate_limiter import RateLimiter
 from mainspring.service.sessions import session_cookie
 from mainspring.service.settings import is_loopback
 from mainspring.stores.url import without_password

@@ -31,9 +31,16 @@ from mainspring.service.dependencies import (
     read_items,
 )
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.schemas.documents import Document, Milliseconds, Reply, example
+from mainspring.service.schemas.documents import (
+    Document,
+    Milliseconds,
+    Reply,
+    Time,
+    example,
+    to_iso,
+    to_milliseconds,
+)
 from mainspring.service.schemas.job import Job, JobBody, JobUpdateBody, etag, schedule_text
-from mainspring.service.schemas.json_format import Time, to_iso, to_milliseconds
 
 router = api_router(prefix="/api", tags=[COMPATIBILITY])
 

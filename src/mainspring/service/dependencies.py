@@ -23,13 +23,17 @@ from mainspring.core.model import Page
 from mainspring.core.schedules.base import moment
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.client import Client
-from mainspring.service.api_keys import ApiKeys, Key
+from mainspring.service.api_keys import ApiKeys, Key, RateLimiter
 from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.rate_limiter import RateLimiter
-from mainspring.service.schemas.documents import Document, Reply
-from mainspring.service.schemas.json_format import WrongFormat, encode_json, read_datetime
+from mainspring.service.schemas.documents import (
+    Document,
+    Reply,
+    WrongFormat,
+    encode_json,
+    read_datetime,
+)
 from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.sessions import Sessions
 from mainspring.service.settings import ServiceSettings

@@ -19,9 +19,13 @@ from fastapi.openapi.utils import get_openapi
 
 from mainspring.service.access import CheckedRoute, access, api_router
 from mainspring.service.dependencies import SAFE_METHODS
-from mainspring.service.problems import STATUSES, V1, Problem, ProblemDocument
-from mainspring.service.schemas.documents import REFERENCE, Document, describe_documents
-from mainspring.service.schemas.json_format import encode_json
+from mainspring.service.problems import CODES, V1, Problem, ProblemDocument, codes_of
+from mainspring.service.schemas.documents import (
+    REFERENCE,
+    Document,
+    describe_documents,
+    encode_json,
+)
 
 Schema = dict[str, Any]
 
@@ -132,7 +136,7 @@ def _statuses(path: str, operation: Schema, *, is_change: bool) -> list[int]:
 def _error(path: str, status: int) -> Schema:
     name = "Problem" if path.startswith(V1) else "ProblemDocument"
     error: Schema = {
-        "description": STATUSES[status].meaning,
+        "description": " ".join(CODES[code][1] for code in codes_of(status)),
         "content": {"application/problem+json": {"schema": {"$ref": REFERENCE + name}}},
     }
     if status in (429, 503):

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -38,9 +38,8 @@ from mainspring.errors import (
     StoreError,
     suggest_name,
 )
-from mainspring.service.schemas.documents import Document, example
+from mainspring.service.schemas.documents import Document, WrongFormat, encode_json, example
 from mainspring.service.schemas.fields import NAMED_FIELD
-from mainspring.service.schemas.json_format import WrongFormat, encode_json
 from mainspring.webhooks.definition import shown_name
 
 log = logging.getLogger("mainspring.service")
@@ -50,88 +49,58 @@ MAX_FIELD_ERRORS = 50
 V1 = "/api/v1"
 """The prefix of the API's own form."""
 
-_REFUSALS: tuple[tuple[type[MainspringError], int, str], ...] = (
-    (JobNotFound, 404, "job_not_found"),
-    (RunNotFound, 404, "run_not_found"),
-    (NotFound, 404, "not_found"),
-    (JobExists, 409, "job_exists"),
-    (JobOwnedByCode, 409, "job_owned_by_code"),
-    (JobOwnedByFile, 409, "job_owned_by_file"),
-    (RecordUnreadable, 409, "job_unreadable"),
-    (InvalidState, 409, "invalid_state"),
-    (JobChanged, 412, "job_changed"),
-    (Conflict, 409, "conflict"),
-)
-"""The library's errors that are told as they are: the first that fits says status and code."""
+_REFUSALS: dict[type[MainspringError], str] = {
+    JobNotFound: "job_not_found",
+    RunNotFound: "run_not_found",
+    NotFound: "not_found",
+    JobExists: "job_exists",
+    JobOwnedByCode: "job_owned_by_code",
+    JobOwnedByFile: "job_owned_by_file",
+    RecordUnreadable: "job_unreadable",
+    InvalidState: "invalid_state",
+    JobChanged: "job_changed",
+    Conflict: "conflict",
+}
+"""The library's errors that are told as they are: the first that fits says the code."""
 
 
 CODES = {
-    "bad_request": "The request cannot be read.",
-    "invalid_json": "The body is not JSON.",
-    "invalid_input": "A field, a parameter or a header is wrong; `errors` names them.",
-    "key_missing": "The request needs an API key.",
-    "key_unknown": "The API key is unknown, revoked or expired.",
-    "scope_too_small": "The API key's scope does not allow this.",
-    "origin_refused": "The request comes from a page of another site, or its Host is not allowed.",
-    "not_found": "There is nothing at this path, or nothing with this id.",
-    "job_not_found": "There is no such job.",
-    "run_not_found": "There is no such run. Finished runs are pruned after a time.",
-    "method_not_allowed": "The path does not take this method; see `Allow`.",
-    "job_owned_by_file": "A file defines the job: change the file and apply it.",
-    "conflict": "The stored state does not allow this.",
-    "job_exists": "There is already a job with this id.",
-    "job_deleted": "The job that this Idempotency-Key created was deleted.",
-    "job_owned_by_code": "A program defines this job, and only the program can change it.",
-    "job_unreadable": "The record is damaged, or another version wrote it.",
-    "invalid_state": "The run's state does not allow this.",
-    "job_changed": "The job was changed after it was read.",
-    "body_timeout": "The body did not arrive in time.",
-    "body_too_large": "The body is too large.",
-    "unsupported_media_type": "The body is not application/json.",
-    "rate_limited": "Too many requests; try again after `Retry-After`.",
-    "internal_error": "An unexpected error; the service's log says more.",
-    "store_unavailable": "The store does not answer; try again after `Retry-After`.",
-    "busy": "The service holds too many bytes of requests; try again after `Retry-After`.",
-    "stopping": "The service is stopping or not started; try again after `Retry-After`.",
+    "bad_request": (400, "The request cannot be read."),
+    "invalid_json": (400, "The body is not JSON."),
+    "invalid_input": (422, "A field, a parameter or a header is wrong; `errors` names them."),
+    "key_missing": (401, "The request needs an API key."),
+    "key_unknown": (401, "The API key is unknown, revoked or expired."),
+    "origin_refused": (403, "A page of another site sent it, or its Host is not allowed."),
+    "scope_too_small": (403, "The API key's scope does not allow this."),
+    "not_found": (404, "There is nothing at this path, or nothing with this id."),
+    "job_not_found": (404, "There is no such job."),
+    "run_not_found": (404, "There is no such run. Finished runs are pruned after a time."),
+    "method_not_allowed": (405, "The path does not take this method; see `Allow`."),
+    "body_timeout": (408, "The body did not arrive in time."),
+    "conflict": (409, "The stored state does not allow this."),
+    "job_exists": (409, "There is already a job with this id."),
+    "job_deleted": (409, "The job that this Idempotency-Key created was deleted."),
+    "job_owned_by_code": (409, "A program defines the job, and only the program can change it."),
+    "job_owned_by_file": (409, "A file defines the job: change the file and apply it."),
+    "job_unreadable": (409, "The record is damaged, or another version wrote it."),
+    "invalid_state": (409, "The run's state does not allow this."),
+    "job_changed": (412, "The job was changed after it was read."),
+    "body_too_large": (413, "The body is too large."),
+    "unsupported_media_type": (415, "The body is not application/json."),
+    "rate_limited": (429, "Too many requests; try again after `Retry-After`."),
+    "internal_error": (500, "An unexpected error; the service's log says more."),
+    "stopping": (503, "The service is stopping or not started; try again after `Retry-After`."),
+    "store_unavailable": (503, "The store does not answer; try again after `Retry-After`."),
+    "busy": (503, "The service holds too many bytes of requests; try again after `Retry-After`."),
 }
-"""Every `code`, and what it means."""
+"""Every `code`, its status, and what it means. The first of a status is for errors that name
+none."""
+
+_LISTED = "\n".join(f"- `{code}`: {meaning}" for code, (_, meaning) in CODES.items())
 
 
-class Status(NamedTuple):
-    """An HTTP status that an error can have: its code where the error names none, and what it
-    means."""
-
-    code: str
-    meaning: str
-
-
-STATUSES = {
-    400: Status("bad_request", CODES["bad_request"]),
-    401: Status(
-        "key_missing", "The request needs an API key, or its key is unknown, revoked or expired."
-    ),
-    403: Status(
-        "origin_refused",
-        "The key's scope is too small, or the request comes from a page of another site.",
-    ),
-    404: Status("not_found", "There is no such job, run or key."),
-    422: Status("invalid_input", "A field, a parameter or a header is wrong."),
-    429: Status("rate_limited", "Too many requests."),
-    503: Status("stopping", "The store is away, or the service is stopping."),
-} | {
-    status: Status(code, CODES[code])
-    for status, code in (
-        (405, "method_not_allowed"),
-        (408, "body_timeout"),
-        (409, "conflict"),
-        (412, "job_changed"),
-        (413, "body_too_large"),
-        (415, "unsupported_media_type"),
-        (500, "internal_error"),
-    )
-}
-
-_LISTED = "\n".join(f"- `{code}`: {meaning}" for code, meaning in CODES.items())
+def codes_of(status: int) -> list[str]:
+    return [code for code, (of_code, _) in CODES.items() if of_code == status]
 
 
 class FieldProblem(Document):
@@ -230,7 +199,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code or STATUSES.get(status, STATUSES[400]).code
+        self.code = code or next(iter(codes_of(status)), "bad_request")
         self.errors = errors
         self.headers = headers
 
@@ -305,9 +274,9 @@ def from_library_error(error: MainspringError) -> ApiError:
         return ApiError(503, why, code="store_unavailable", headers={"Retry-After": "5"})
     if isinstance(error, JobExists) and error.job_id is not None:
         message = f"there is already a job {error.job_id!r}: change that one, or use another id"
-    for kind, status, code in _REFUSALS:
+    for kind, code in _REFUSALS.items():
         if isinstance(error, kind):
-            return ApiError(status, message, code=code)
+            return ApiError(CODES[code][0], message, code=code)
     raise error
 
 

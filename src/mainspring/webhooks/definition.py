@@ -204,19 +204,10 @@ def _method(given: Any) -> str:
         raise InvalidInput(f"a method is a word such as POST or GET, not {given!r}")
     if method.upper() == "CONNECT":
         raise InvalidInput("the method CONNECT opens a tunnel; use a method such as POST or GET")
-    if (near := _meant_method(method.upper())) is not None:
-        raise InvalidInput(f"{given!r} is not a usual method (did you mean {near!r}?)")
+    near = difflib.get_close_matches(method.upper(), _USUAL_METHODS, 1, 0.74)
+    if near and near[0] != method.upper():
+        raise InvalidInput(f"{given!r} is not a usual method (did you mean {near[0]!r}?)")
     return method.upper()
-
-
-def _meant_method(method: str) -> str | None:
-    """The usual method of which this one is a near miss."""
-    if method in _USUAL_METHODS:
-        return None
-    for usual in _USUAL_METHODS:
-        if sorted(method) == sorted(usual):
-            return usual
-    return next(iter(difflib.get_close_matches(method, _USUAL_METHODS, 1, 0.74)), None)
 
 
 @_errors_of("webhook.url")

@@ -11,7 +11,7 @@ import pytest
 from mainspring import RunContext
 from mainspring.core import schedules
 from mainspring.core.model import replace
-from mainspring.service.schemas.json_format import to_iso
+from mainspring.service.schemas.documents import to_iso
 from mainspring.testing.store_calls import put_job
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
 from tests.support.service_calls import created, job, refused

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from mainspring import RunContext
-from mainspring.service.schemas.json_format import read_json_value, to_json_value
+from mainspring.service.schemas.documents import read_json_value, to_json_value
 from tests.support.payloads import values
 from tests.support.service import Api, Make, sample_scheduler
 

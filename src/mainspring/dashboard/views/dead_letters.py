@@ -16,7 +16,6 @@ from mainspring.core.model import Run, State
 from mainspring.dashboard.formats import first_line
 from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.service.access import access
-from mainspring.service.api.runs import find_runs
 
 router = page_router()
 
@@ -59,20 +58,12 @@ async def dead_letters(
     error: Annotated[str, Query(max_length=400)] = "",
     cursor: Annotated[str | None, Query(max_length=500)] = None,
 ) -> Response:
-    service = service_of(request)
+    client = service_of(request).client
     job = job.strip()
     newest, page = await asyncio.gather(
-        service.client.list_runs(
-            state=State.FAILED, job=job or None, brief=True, limit=RUNS_GROUPED
-        ),
-        find_runs(
-            service,
-            job=job or None,
-            state=[State.FAILED],
-            since=None,
-            until=None,
-            limit=RUNS_PER_PAGE,
-            cursor=cursor,
+        client.list_runs(state=State.FAILED, job=job or None, brief=True, limit=RUNS_GROUPED),
+        client.list_runs(
+            state=State.FAILED, job=job or None, brief=True, limit=RUNS_PER_PAGE, cursor=cursor
         ),
     )
     groups = _groups(newest.items)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,17 +22,15 @@ from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
-from mainspring.service.schemas.documents import Document, Milliseconds, field_descriptions
-from mainspring.service.schemas.job import SENT, etag, job_document
+from mainspring.service.schemas.documents import Document, Milliseconds, field_descriptions, to_iso
+from mainspring.service.schemas.job import SENT, etag, interval_text, job_document
 from mainspring.service.schemas.job import Job as JobDocument
-from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.service import HANDLER
 
 router = page_router()
 
 METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")
 SLOTS_SHOWN = 10
-_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
 LAID_OUT = frozenset(
     {
         *("name", "description", "schedule", "every", "run_at", "timezone", "handler", "payload"),
@@ -214,7 +213,7 @@ def form_values(job: Job) -> dict[str, str]:
             value = value[part]
         values[field.name] = "" if value in (None, [], {}) else _text(field.kind, value)
     if document.get("every") is not None:
-        values["schedule"] = duration_text(document["every"])
+        values["schedule"] = interval_text(timedelta(milliseconds=document["every"]))
     if job.schedule is None:
         values["timezone"] = ""
     return values
@@ -223,7 +222,7 @@ def form_values(job: Job) -> dict[str, str]:
 def _text(kind: Kind, value: Any) -> str:
     match kind:
         case "duration":
-            return duration_text(value)
+            return interval_text(timedelta(milliseconds=value))
         case "tick":
             return "on" if value else ""
         case "list" | "codes":
@@ -242,16 +241,6 @@ def _list_item(text: str) -> str:
     if text and text == text.strip() and "," not in text and not text.startswith('"'):
         return text
     return '"' + text.replace('"', '""') + '"'
-
-
-def duration_text(milliseconds: int | None) -> str:
-    """90000 is 90s, 300000 is 5m: the largest unit that divides it."""
-    if milliseconds is None:
-        return ""
-    if milliseconds == 0:
-        return "0s"
-    size, unit = next(unit for unit in _UNITS if milliseconds % unit[0] == 0)
-    return f"{milliseconds // size}{unit}"
 
 
 def _is_plain_text(body: Any) -> bool:

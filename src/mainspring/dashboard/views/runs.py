@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from mainspring.core.model import LIVE, MAX_ATTEMPTS_KEPT, Attempt, Run, State
 from mainspring.dashboard import formats
+from mainspring.dashboard.formats import TONES
 from mainspring.dashboard.pages import page_router, render, service_of, viewer_of
 from mainspring.errors import JobNotFound
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.workflow import Workflow, WorkflowNode
 from mainspring.service.access import access
-from mainspring.service.api.runs import find_runs
 from mainspring.service.dependencies import Moment, RunPath, read_moment
-from mainspring.service.schemas.json_format import to_json_value
+from mainspring.service.schemas.documents import to_json_value
 
 router = page_router()
 
@@ -51,13 +51,13 @@ async def runs(
         first, last = await service.client.now() - WINDOWS[within], None
     # A list from a moment on ends at the first page that is older. A query with `since` would be
     # exact, but the store would scan all runs to fill the last page.
-    page = await find_runs(
-        service,
+    page = await service.client.list_runs(
         job=job.strip() or None,
         state=states or None,
         failing=failing,
-        since=None if last is None else _text(first),
-        until=_text(last),
+        since=None if last is None else first,
+        until=last,
+        brief=True,
         limit=RUNS_PER_PAGE,
         cursor=cursor,
     )
@@ -131,16 +131,6 @@ keeps up to 20 attempts with 64 KiB of log lines each."""
 RELATED_SHOWN = 50
 SEARCHED_RUNS = 1000
 """Of the newest runs so many are searched for those that were enqueued with `after`."""
-
-TONES = {
-    "succeeded": "green",
-    "failed": "red",
-    "timed_out": "red",
-    "running": "blue",
-    "lost": "amber",
-    "released": "amber",
-    "skipped": "amber",
-}
 
 
 @router.get("/runs/{id}")

@@ -19,7 +19,7 @@ from msgspec import Struct
 from mainspring.core.model import Job, Run, State
 from mainspring.core.statistics import HOUR, Period, period_start
 from mainspring.dashboard import formats
-from mainspring.dashboard.charts import TONES
+from mainspring.dashboard.formats import TONES
 from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.scheduler.client import Client
 from mainspring.service.access import access

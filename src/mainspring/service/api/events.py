@@ -21,7 +21,7 @@ from mainspring.service.access import access, api_router
 from mainspring.service.api_keys import CACHE_SECONDS
 from mainspring.service.dependencies import Service, ServiceDep, by_session, caller
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.schemas.json_format import encode_json
+from mainspring.service.schemas.documents import encode_json
 from mainspring.service.schemas.run import EventDocument
 from mainspring.service.sessions import session_cookie
 

@@ -25,10 +25,8 @@ from mainspring.service.schemas.documents import (
     Document,
     Milliseconds,
     Reply,
-    example,
-)
-from mainspring.service.schemas.json_format import (
     Time,
+    example,
     seconds_to_milliseconds,
     to_iso,
     to_milliseconds,

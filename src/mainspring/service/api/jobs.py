@@ -48,7 +48,7 @@ from mainspring.service.problems import (
     from_library_error,
     from_validation_error,
 )
-from mainspring.service.schemas.documents import Reply
+from mainspring.service.schemas.documents import Reply, to_iso
 from mainspring.service.schemas.fields import query_of
 from mainspring.service.schemas.job import (
     Job,
@@ -72,7 +72,6 @@ from mainspring.service.schemas.job_options import (
     new_job_id,
     read_edit,
 )
-from mainspring.service.schemas.json_format import to_iso
 from mainspring.service.schemas.run import Backfill, BackfillBody, Explanation, Run, Workflow
 from mainspring.stores.protocol import JobOrder
 from mainspring.webhooks.definition import check_payload

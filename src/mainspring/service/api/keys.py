@@ -23,9 +23,8 @@ from mainspring.service.dependencies import (
 )
 from mainspring.service.problems import ApiError, too_many
 from mainspring.service.schemas.documents import Cursor as NextCursor
-from mainspring.service.schemas.documents import Document, Reply, example
+from mainspring.service.schemas.documents import Document, Reply, Time, example, to_iso
 from mainspring.service.schemas.fields import Body, Duration, OneLine
-from mainspring.service.schemas.json_format import Time, to_iso
 from mainspring.service.sessions import (
     HOST_PREFIX,
     SESSION_TTL,

@@ -25,9 +25,8 @@ from mainspring.service.dependencies import (
     read_moment,
 )
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.schemas.documents import Reply
+from mainspring.service.schemas.documents import Reply, encode_json
 from mainspring.service.schemas.fields import query_of
-from mainspring.service.schemas.json_format import encode_json
 from mainspring.service.schemas.run import (
     ChainBody,
     ChainResult,
@@ -69,16 +68,17 @@ async def list_runs(
     cursor: Cursor = None,
 ) -> Reply[RunList]:
     """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""
+    first, last = read_moment(since, "since"), read_moment(until, "until")
 
     async def read(count: int, cursor: str | None) -> Page[model.Run]:
-        return await find_runs(
-            service,
+        return await service.client.list_runs(
             job=job,
             state=state,
             failing=failing,
             timed_out=timed_out,
-            since=since,
-            until=until,
+            since=first,
+            until=last,
+            brief=True,
             limit=count,
             cursor=cursor,
         )
@@ -158,15 +158,6 @@ async def enqueue_chain(
     except JobNotFound as error:  # of the body: what the path names is there
         raise ApiError.of_fields(FieldError("links", str(error))) from None
     return Reply(ChainResult(items=[Run.whole(run) for run in runs]), 202)
-
-
-async def find_runs(
-    service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
-) -> Page[model.Run]:
-    first, last = read_moment(since, "since"), read_moment(until, "until")
-    return await service.client.list_runs(
-        since=first, until=last, cursor=cursor, brief=True, **chosen
-    )
 
 
 async def _act_on_runs(service: Service, body: RunsBulkBody) -> Matched:

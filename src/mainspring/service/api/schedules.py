@@ -25,10 +25,9 @@ from mainspring.errors import InvalidInput
 from mainspring.service.access import access, api_router
 from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
-from mainspring.service.schemas.documents import Document, Reply, example
+from mainspring.service.schemas.documents import Document, Reply, Time, example, to_iso
 from mainspring.service.schemas.fields import DateTime
 from mainspring.service.schemas.job import SCHEDULE_FORMS, ScheduleFields, schedule_text
-from mainspring.service.schemas.json_format import Time, to_iso
 
 router = api_router(prefix="/api/v1/schedules", tags=["schedules"])
 

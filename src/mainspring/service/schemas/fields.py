@@ -27,8 +27,14 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from mainspring.core.model import check_job_id
 from mainspring.core.policy import MAX_COUNT, MAX_NAME, MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.documents import Document, field_descriptions, field_examples
-from mainspring.service.schemas.json_format import read_datetime, read_duration, read_json_value
+from mainspring.service.schemas.documents import (
+    Document,
+    field_descriptions,
+    field_examples,
+    read_datetime,
+    read_duration,
+    read_json_value,
+)
 
 NAMED_FIELD = "named_field"
 """The type of a pydantic error that names its field itself, because several fields make it."""

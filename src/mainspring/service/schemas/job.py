@@ -37,7 +37,18 @@ from mainspring.core.schedules.interval import FixedDelay, Interval, Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
 from mainspring.service.problems import Problem
-from mainspring.service.schemas.documents import Cursor, Document, Milliseconds, example
+from mainspring.service.schemas.documents import (
+    Cursor,
+    Document,
+    Milliseconds,
+    Time,
+    encode_json,
+    example,
+    to_builtins,
+    to_iso,
+    to_json_value,
+    to_milliseconds,
+)
 from mainspring.service.schemas.fields import (
     Body,
     Conditions,
@@ -56,14 +67,6 @@ from mainspring.service.schemas.fields import (
     fields_of,
     may_be_left_out,
     sent_of,
-)
-from mainspring.service.schemas.json_format import (
-    Time,
-    encode_json,
-    to_builtins,
-    to_iso,
-    to_json_value,
-    to_milliseconds,
 )
 from mainspring.webhooks.definition import MAX_HEADERS, MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.service import masked_headers
@@ -497,7 +500,7 @@ def schedule_text(schedule: Schedule | None) -> str | None:
 
 def interval_text(interval: timedelta) -> str:
     """In the largest unit that gives a whole number: 7s, 90s, 15m."""
-    for size, unit in _UNITS:
+    for size, unit in _UNITS if interval else _UNITS[-1:]:
         count, rest = divmod(interval, size)
         if not rest:
             return f"{count}{unit}"

@@ -17,7 +17,17 @@ from mainspring.engine import backfill
 from mainspring.scheduler import explanation
 from mainspring.scheduler.queries import MOST_AT_ONCE
 from mainspring.scheduler.workflow import Workflow as Graph
-from mainspring.service.schemas.documents import Cursor, Document, Milliseconds, example
+from mainspring.service.schemas.documents import (
+    Cursor,
+    Document,
+    Milliseconds,
+    Time,
+    camel_case,
+    example,
+    seconds_to_milliseconds,
+    to_iso,
+    to_json_value,
+)
 from mainspring.service.schemas.fields import (
     Body,
     Conditions,
@@ -29,13 +39,6 @@ from mainspring.service.schemas.fields import (
     may_be_left_out,
 )
 from mainspring.service.schemas.job import Job
-from mainspring.service.schemas.json_format import (
-    Time,
-    camel_case,
-    seconds_to_milliseconds,
-    to_iso,
-    to_json_value,
-)
 
 MOST_BACKFILLED = 10_000
 """Runs that one request adds."""
