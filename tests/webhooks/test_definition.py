@@ -143,7 +143,7 @@ def test_a_header_that_is_named_like_a_secret_is_kept_as_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("PSOT", "POST"), ("GETT", "GET"), ("PATHC", "PATCH"), ("DELET", "DELETE"),
+    [("PSOT", "POST"), ("gte", "GET"), ("GETT", "GET"), ("PATHC", "PATCH"), ("DELET", "DELETE"),
      ("OPTION", "OPTIONS"), ("HAED", "HEAD"), ("PTU", "PUT")],
 )  # fmt: skip
 def test_a_misspelt_method_is_refused_with_the_usual_one(given: str, meant: str) -> None:

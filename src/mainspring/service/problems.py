@@ -6,7 +6,6 @@ Those of the compatibility operations also carry `success: false` and the messag
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -482,10 +481,11 @@ def _given(error: Any, field: str | None) -> str:
         return "a list"
     if field is None or field.partition(".")[0] in _SECRET:
         return _kind(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such number, and null would be another value
-    text = repr(value) if isinstance(value, str) else msgspec.json.encode(_plain(value)).decode()
+    text = _JSON_WORDS[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+_JSON_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def _kind(value: object) -> str:
@@ -494,11 +494,3 @@ def _kind(value: object) -> str:
     if isinstance(value, bool):
         return "true or false"
     return "a text" if isinstance(value, str) else "a number"
-
-
-def _plain(value: object) -> object:
-    try:
-        msgspec.json.encode(value)
-    except Exception:
-        return type(value).__name__
-    return value

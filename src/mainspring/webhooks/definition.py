@@ -204,8 +204,8 @@ def _method(given: Any) -> str:
         raise InvalidInput(f"a method is a word such as POST or GET, not {given!r}")
     if method.upper() == "CONNECT":
         raise InvalidInput("the method CONNECT opens a tunnel; use a method such as POST or GET")
-    near = difflib.get_close_matches(method.upper(), _USUAL_METHODS, 1, 0.74)
-    if near and near[0] != method.upper():
+    near = difflib.get_close_matches(method.upper(), _USUAL_METHODS, 1, 0.66)
+    if near and near[0] != method.upper() and abs(len(near[0]) - len(method)) < 2:
         raise InvalidInput(f"{given!r} is not a usual method (did you mean {near[0]!r}?)")
     return method.upper()
 

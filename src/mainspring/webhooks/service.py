@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -87,10 +88,17 @@ class WebhookSettings:
         allow = environ.get(ALLOW_VARIABLE, "").split(",")
         settings: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
         if text := environ.get(PER_HOST_VARIABLE, "").strip():
-            settings["per_host"] = int(text) if text.isdecimal() else text
+            settings["per_host"] = _per_host(text)
         if text := environ.get(CAP_VARIABLE, "").strip():
             settings["retry_after_cap"] = duration(text, what=CAP_VARIABLE)
         return cls(**settings)
+
+
+def _per_host(text: str) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+    if not 1 <= number <= MAX_PER_HOST:
+        raise InvalidInput(f"{PER_HOST_VARIABLE} is 1 to {MAX_PER_HOST}, not {text!r}")
+    return number
 
 
 def masked_headers(webhook: Webhook) -> dict[str, str]:

@@ -214,23 +214,25 @@ def _run_mark(run: Run, axis: Axis) -> Mark:
 def _past_blocks(periods: Sequence[Period], axis: Axis) -> list[Mark]:
     """A block for each hour, as high as its number of ended runs; the failed ones on top in red."""
     most = max((sum(period.ended.values()) for period in periods), default=0)
-    bands = []
+    blocks = []
     for period in periods:
         total, failed = sum(period.ended.values()), period.ended.get(State.FAILED, 0)
-        left = axis.at(period.start)
-        width = round(axis.at(min(period.start + HOUR, axis.now)) - left, 2)
-        if not total or width <= 0:
-            continue
         title = f"{formats.absolute(period.start)}, one hour: {formats.plural(total, 'run')} ended"
         title += f", {failed:,} failed" if failed else ""
-        bands.append(Mark("band", left, width, "green", title, share=_share(total, most)))
-        if failed:
-            bands.append(Mark("band", left, width, "red", title, share=_share(failed, most)))
-    return bands
+        until = min(period.start + HOUR, axis.now)
+        blocks += _block(axis, period.start, until, "green", title, total, most)
+        blocks += _block(axis, period.start, until, "red", title, failed, most)
+    return blocks
 
 
-def _share(count: int, most: int) -> float:
-    return round(max(0.15, count / most), 2)
+def _block(
+    axis: Axis, start: datetime, end: datetime, tone: str, title: str, count: int, most: int
+) -> list[Mark]:
+    """The block of so many runs or slots, of `most` in any block; none if there are none."""
+    left = axis.at(start)
+    width = round(axis.at(end) - left, 2)
+    share = round(max(0.15, count / most), 2) if most else 0.0
+    return [Mark("band", left, width, tone, title, share=share)] if count and width > 0 else []
 
 
 def _slots(job: Job, axis: Axis) -> tuple[list[Mark], int, bool]:
@@ -269,19 +271,12 @@ def _coming_blocks(job: Job, axis: Axis) -> list[Mark]:
     moments = [axis.now + number * step for number in range(24)]
     counts = [job.schedule.count(moment, moment + step) or 0 for moment in moments]
     most = max(counts)
-    return [
-        Mark(
-            "band",
-            axis.at(moment),
-            round(axis.at(moment + step) - axis.at(moment), 2),
-            "blue",
-            f"{job.id}: {formats.plural(count, 'slot')} from {formats.absolute(moment)} on,"
-            f" within {formats.span(step)}",
-            share=_share(count, most),
-        )
-        for moment, count in zip(moments, counts, strict=True)
-        if count
-    ]
+    blocks = []
+    for moment, count in zip(moments, counts, strict=True):
+        title = f"{job.id}: {formats.plural(count, 'slot')} from {formats.absolute(moment)} on,"
+        title += f" within {formats.span(step)}"
+        blocks += _block(axis, moment, moment + step, "blue", title, count, most)
+    return blocks
 
 
 def _ticks(axis: Axis) -> list[tuple[float, str]]:
