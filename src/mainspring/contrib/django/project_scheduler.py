@@ -144,6 +144,8 @@ class ProjectScheduler(Scheduler):
         alias = self._database()
         for connection in transactions:
             if connection.alias == alias:
+                if connection.vendor == "sqlite":
+                    await self._refuse_unstored_jobs(batches)
                 return await super()._enqueue(batches, source, within=connection)
         runs = self._runs
         facts = await self._call(runs.read_facts({batch.job_id for batch in batches}, source))
@@ -162,6 +164,20 @@ class ProjectScheduler(Scheduler):
             add = functools.partial(connection.on_commit, add)
         add()
         return [instance[0] for instance in plan.instances]
+
+    async def _refuse_unstored_jobs(self, batches: Sequence[EnqueueBatch]) -> None:
+        """Raise for a job that was defined since the start and cannot be stored, because the
+        transaction holds the lock of the file."""
+        new = [late for one in batches if (late := self._late_jobs.get(one.job_id)) is not None]
+        _, waiting = (
+            await asyncio.wait([*map(asyncio.wrap_future, new)], timeout=1) if new else ((), ())
+        )
+        if waiting:
+            raise InvalidState(
+                f"{batches[0].job_id!r} is new to the store, and the transaction under way holds"
+                " the lock of its file: repeat the transaction. Import what defines jobs before a"
+                " transaction begins: jobs.py and tasks.py of each app are imported at the start"
+            )
 
     def _refuse_in_transaction(self) -> None:
         super()._refuse_in_transaction()

@@ -22,10 +22,12 @@ from django.apps import apps
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.utils import timezone
 
 from mainspring import errors
 from mainspring.contrib.django import scheduler
+from mainspring.contrib.django.project_store import database_alias
 from mainspring.core import codec
 from mainspring.core.context import RunContext
 from mainspring.core.model import Attempt, Outcome, Run, State, check_job_id
@@ -176,6 +178,12 @@ class MainspringBackend(BaseTaskBackend):
                 raise refused("OPTIONS", self.options, "is a dict")
             if not isinstance(self.enqueue_on_commit, bool):
                 raise refused("enqueue_on_commit", self.enqueue_on_commit, "is True or False")
+            alias = database_alias()
+            if not self.enqueue_on_commit and alias and connections[alias].vendor == "sqlite":
+                raise InvalidInput(
+                    "enqueue_on_commit must be True where the store lies in a SQLite database of"
+                    " Django: a transaction there keeps every other connection from writing"
+                )
             if unknown := self._policy.keys() - OPTIONS:
                 raise UnknownOption(unknown, {*OPTIONS, "enqueue_on_commit"})
             Policy.make(**self._policy)
