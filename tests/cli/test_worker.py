@@ -143,7 +143,9 @@ def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> 
     assert worker.ends() == 0
 
 
-def test_several_processes_work_and_stop_together(start: Start, run: Run, folder: Path) -> None:
+def test_several_processes_work_and_ctrl_c_stops_each_once(
+    start: Start, run: Run, folder: Path
+) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2", "--workers", "1")
     worker.wait_for_output(READY)
     flag = str(folder / "flag")
@@ -152,29 +154,13 @@ def test_several_processes_work_and_stop_together(start: Start, run: Run, folder
     # One process is taken: the other answers.
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     assert pid != worker.pid
-    worker.popen.terminate()
+    assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
+    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
     worker.wait_for_output("stopping 2 processes")
     Path(flag).touch()
     assert worker.ends() == 0
-    assert run("runs", "show", busy, "--json").json["state"] == "succeeded"
-    assert not _alive(pid)
-
-
-def test_ctrl_c_of_a_terminal_reaches_each_process_once(
-    start: Start, run: Run, folder: Path
-) -> None:
-    worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.wait_for_output(READY)
-    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
-    assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
-    flag = str(folder / "flag")
-    busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
-    until(Path(flag + ".began").exists)
-    os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    worker.wait_for_output("for running work; send the signal again")
-    Path(flag).touch()
-    assert worker.ends() == 0
     assert run("runs", "show", busy, "--json").json["result"] == "lingered"
+    assert not _alive(pid)
 
 
 def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:

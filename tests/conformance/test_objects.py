@@ -130,6 +130,7 @@ class OnServer(OnBucket):
         return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))
 
 
+@pytest.mark.thorough
 class TestSeaweedFs(OnServer):
     @pytest.fixture(autouse=True)
     def _server(self, object_storage_url: str) -> None:
