@@ -153,6 +153,9 @@ class Run(Struct, Generic[R], frozen=True, kw_only=True, gc=False):
     after: tuple[str, ...] = ()
     after_any: bool = False
     attempts: tuple[Attempt, ...] = ()
+    trace: str | None = None
+    """The W3C trace context of the code that enqueued it: `traceparent`, and after a space
+    `tracestate` (see core/trace_context.py). None: there was none."""
     duplicate: bool = False
     unreadable: str | None = None
     """Why this version cannot read the record (it is damaged, or a newer version wrote it). Such

@@ -55,12 +55,14 @@ START_HELD = timedelta(seconds=60)
 @dataclass(frozen=True, slots=True)
 class EnqueueBatch:
     """Runs of one job to add: one for each payload; None is the job's own payload. `checked_by` is
-    the handler that the caller has checked the payloads with, on its thread."""
+    the handler that the caller has checked the payloads with, on its thread. `trace` is the
+    caller's trace context."""
 
     job_id: str
     payloads: Sequence[Any]
     options: CheckedEnqueueOptions
     checked_by: Handler | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class RunOperations:
             if handler is not None and handler is not batch.checked_by:  # the job has changed since
                 payloads = check_payloads(handler, payloads, job.payload)
             made_at = facts.now + timedelta(microseconds=len(roots))
-            roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
+            roots += self._make_runs(job, batch, payloads, zone, source, made_at)
         instances = [
             with_followers(
                 on_nodes(root, facts.jobs[root.job_id], facts.now, facts.workers),
@@ -213,10 +215,11 @@ class RunOperations:
         after_failure: str | None,
         zone: tzinfo,
         checked_by: Sequence[Handler | None],
+        trace: str | None,
     ) -> list[Run]:
         """Add a run of each job, each after the one before it, all in one commit. A link is a job
-        id and a payload; None is the job's own payload. `checked_by`: for each link as for
-        `enqueue`.
+        id and a payload; None is the job's own payload. `checked_by` and
+        `trace`: as for `enqueue`.
 
         A link starts the workflow of its job, so a later link may be of a job that follows it
         already. The run that follows is the link then: the job runs once.
@@ -240,8 +243,9 @@ class RunOperations:
                 if last
                 else CheckedEnqueueOptions()
             )
+            batch = EnqueueBatch(job_id, [payload], options, trace=trace)
             made_at = now + timedelta(microseconds=at)
-            [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
+            [run] = self._make_runs(job, batch, [payload], zone, Source.ENQUEUE, made_at)
             link = on_nodes(run, job, now, workers)
             if (there := following.pop(job_id, None)) is not None:
                 refuse_cycle_of_links(last[0], there[0], runs_by_id)
@@ -429,12 +433,13 @@ class RunOperations:
     def _make_runs(
         self,
         job: Job,
+        batch: EnqueueBatch,
         payloads: Sequence[Any],
-        options: CheckedEnqueueOptions,
         zone: tzinfo,
         source: Source,
         now: datetime,
     ) -> list[Run]:
+        options = batch.options
         run_at, dedupe_until = options.run_at(now, zone), options.dedupe_until(now)
         after = options.upstream()
         runs = []
@@ -453,6 +458,7 @@ class RunOperations:
                 queue=options.queue,
                 dedupe_key=key,
                 dedupe_until=dedupe_until,
+                trace=batch.trace,
             )
             if after:
                 run = replace(

@@ -260,6 +260,7 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
         source=Source.AFTER,
         scheduled_at=root.scheduled_at,
         run_at=root.run_at,
+        trace=root.trace,
     )
     return replace(
         run,

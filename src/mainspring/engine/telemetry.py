@@ -1,8 +1,10 @@
 """Makes a span for each attempt, if the program has set up OpenTelemetry (extra `otel`).
 
-Nothing is loaded or done unless there is a tracer provider when the scheduler starts. An attempt
-starts a new trace: what was current when the scheduler was started has nothing to do with
-it. The span is current while the handler runs, so that what the handler does lies inside it.
+Nothing is loaded or done unless there is a tracer provider when the scheduler starts. The first
+attempt of a run is a child of the span that was current at the enqueue, also in another process. A
+later one starts a trace of its own, which links to that span: it may come days after the request.
+So does one that nobody enqueued, such as a slot's. The span is current while the handler runs, so
+that what the handler does lies inside it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mainspring.core.model import Outcome
+from mainspring.core.trace_context import passing_on, span_context
 from mainspring.engine.attempt import LocalAttempt
 
 if TYPE_CHECKING:
@@ -79,11 +82,24 @@ class Telemetry:
 
     def _begin(self, attempt: LocalAttempt) -> AbstractContextManager[Any]:
         run = attempt.run
+        parent, context, links = span_context(run.trace), self._nothing, []
+        if parent is not None and run.attempt == 1:
+            remote = self._trace.NonRecordingSpan(parent)
+            context = self._trace.set_span_in_context(remote, self._nothing)
+        elif parent is not None:
+            links.append(self._trace.Link(parent))
         span = self._tracer.start_span(
             f"run {run.job_id}",
-            context=self._nothing,
+            context=context,
             kind=self._trace.SpanKind.CONSUMER,
+            links=links,
             attributes={
+                "messaging.system": NAME,
+                "messaging.operation.type": "process",
+                "messaging.operation.name": "run",
+                "messaging.destination.name": run.job_id,
+                "messaging.message.id": run.id,
+                "messaging.client.id": run.worker or "",
                 "mainspring.job.id": run.job_id,
                 "mainspring.run.id": run.id,
                 "mainspring.run.attempt": run.attempt,
@@ -108,14 +124,20 @@ class Telemetry:
         if error is not None:
             if isinstance(error.exception, Exception):
                 span.record_exception(error.exception)
+            span.set_attribute("error.type", next(iter(error.names), outcome))
             span.set_status(self._trace.StatusCode.ERROR, error.message)
         elif outcome == Outcome.LOST:
+            span.set_attribute("error.type", outcome)
             span.set_status(self._trace.StatusCode.ERROR, "the lease was lost")
         span.end()
 
 
 def traced(telemetry: Telemetry | None, attempt: LocalAttempt) -> AbstractContextManager[Any]:
-    return _UNTRACED if telemetry is None else telemetry.begin(attempt)
+    """The span of an attempt. Without OpenTelemetry in this process, what the handler enqueues and
+    calls still belongs to the trace of the run."""
+    if telemetry is not None:
+        return telemetry.begin(attempt)
+    return _UNTRACED if attempt.run.trace is None else passing_on(attempt.run.trace)
 
 
 _UNTRACED: AbstractContextManager[Any] = nullcontext()

@@ -47,6 +47,7 @@ from mainspring.core.options import (
 from mainspring.core.policy import Policy, Span, check_defaults
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import check_zone, zone_named
+from mainspring.core.trace_context import current_trace
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
@@ -718,7 +719,10 @@ class Client:
             if handler is not None:
                 pairs[at] = job_id, *check_payloads(handler, [payload], job_payload)
         checked_by = [targets[job_id][0] for job_id, _ in pairs]
-        return await self._call(self._runs.chain(pairs, after_failure, self._zone, checked_by))
+        trace = current_trace()
+        return await self._call(
+            self._runs.chain(pairs, after_failure, self._zone, checked_by, trace)
+        )
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
@@ -1020,6 +1024,8 @@ class Client:
         within: Any = None,
     ) -> list[Run]:
         """Queue a run for each payload of each batch."""
+        if (trace := current_trace()) is not None:
+            batches = [dataclasses.replace(batch, trace=trace) for batch in batches]
         if within is not None:
             return await self._enqueue_within(batches, source, within)
         self._refuse_in_transaction()

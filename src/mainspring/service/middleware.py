@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mainspring.core.trace_context import passing_on, read_trace
 from mainspring.service.access import CheckedRoute
 from mainspring.service.api_keys import Key
 from mainspring.service.audit import AuditEntry
@@ -61,7 +62,8 @@ class RequestChecks:
             return
         if scope["method"] == "HEAD":
             scope, receive, send = _as_get(scope, receive, send)
-        await self._app(scope, receive, send)
+        with passing_on(read_trace(headers.get("traceparent"), headers.get("tracestate"))):
+            await self._app(scope, receive, send)
 
     def _with_headers_metrics_and_audit(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to the answer, count it, and log it if it changed something."""

@@ -23,6 +23,7 @@ from mainspring.core.context import RunContext, keep_detail
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Webhook, replace
+from mainspring.core.trace_context import current_trace, trace_headers
 from mainspring.errors import (
     GiveUp,
     InvalidPayload,
@@ -91,9 +92,9 @@ class WebhookHandler(Handler):
         opened = await self._webhooks.decrypt_with_store_key(job)
         request = opened.prepare(_attempt_facts(ctx, now))
         response = PartialResponse()
-        with trace_call(request, ctx) as (span, trace_headers):
-            if trace_headers:
-                request = replace(request, headers={**request.headers, **trace_headers})
+        with trace_call(request, ctx) as (span, more_headers):
+            if more_headers:
+                request = replace(request, headers={**request.headers, **more_headers})
             try:
                 await self._webhooks.client.send(request, response)
             except WebhookFailed as error:
@@ -290,7 +291,7 @@ def trace_call(
     """The span of a call, or None, and the headers that carry it to the endpoint."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        yield None, {}
+        yield None, _not_given(trace_headers(current_trace()), request)
         return
     from opentelemetry import propagate
 
@@ -310,5 +311,10 @@ def trace_call(
     ) as span:
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
-        there = {name.lower() for name in request.headers}
-        yield span, {name: text for name, text in carrier.items() if name.lower() not in there}
+        yield span, _not_given(carrier, request)
+
+
+def _not_given(headers: Mapping[str, str], request: PreparedRequest) -> dict[str, str]:
+    """Those of these headers that the job does not set itself."""
+    given = {name.lower() for name in request.headers}
+    return {name: text for name, text in headers.items() if name.lower() not in given}

@@ -42,6 +42,7 @@ from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
 from mainspring.core.resources import Factory, Resources, naming
+from mainspring.core.trace_context import attach_trace
 from mainspring.engine.executors.procfs import ProcessUsage
 from mainspring.engine.results import error_text, kind_of, storable_result, trace_of
 from mainspring.errors import ArgumentsRefused, MainspringError, Retry, Snooze
@@ -366,6 +367,7 @@ def _call(
     except ArgumentMismatch as error:
         name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
+    attach_trace(request["trace"])
     call = functools.partial(handler, *([context] if request["takes_context"] else []), **arguments)
     result = call_inside(around, context, call, is_async=is_async_function(handler))
     if not inspect.isawaitable(result):

@@ -29,6 +29,7 @@ from mainspring.core.codec import decode, encode
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run
 from mainspring.core.resources import Resources, not_for_process
+from mainspring.core.trace_context import current_trace
 from mainspring.engine.attempt import AttemptError
 from mainspring.engine.executors.child_main import HEADER, make_frame, refuse_while_loading
 from mainspring.engine.executors.procfs import any_alive, memory_of_tree
@@ -210,6 +211,7 @@ class ProcessPool:
                 "takes_context": takes_context,
                 "memory_limit": memory_limit,
                 "log_level": context.log.getEffectiveLevel(),
+                "trace": current_trace(),
             }
         )
         async with self._free:

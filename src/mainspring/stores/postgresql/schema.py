@@ -58,6 +58,7 @@ CREATE TABLE mainspring.runs (
     progress text,
     "after" text,
     attempts text,
+    trace text,
     last_change bigint,
     set_aside boolean NOT NULL DEFAULT false,
     lane text COLLATE "C" GENERATED ALWAYS AS (

@@ -74,6 +74,7 @@ CREATE TABLE mainspring_runs (
     "after" TEXT,
     attempts TEXT,
     began INTEGER,
+    trace TEXT,  -- the trace context of the enqueue
     last_change INTEGER  -- the id of the last change: a change that is sent again is recognised
 ) STRICT;
 CREATE INDEX mainspring_runs_lane ON mainspring_runs (lane, run_at, state) WHERE state = 'pending';

@@ -86,6 +86,7 @@ RUN = Run(
     dedupe_until=AT + timedelta(hours=1),
     after=("up-1", "up-2"),
     after_any=True,
+    trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 vendor=x",
     attempts=(
         Attempt(1, "w1", AT, AT, Outcome.LOST),
         Attempt(
