@@ -36,7 +36,7 @@ from mainspring.errors import (
 )
 from mainspring.scheduler.decorator import DecoratedJob
 
-FILE_KEYS = ("name", "timezone", "prune_every", "defaults", "jobs")
+FILE_KEYS = ("name", "timezone", "prune_every", "defaults", "notify", "jobs")
 JOB_KEYS = frozenset({*option_names(JobOptions), "schedule", "handler", "url", "webhook"})
 """The keys of one job: the options of `add_job`, and `url`, which is short for a webhook's."""
 
@@ -66,6 +66,8 @@ class JobSet:
     from the file's own, so that one is no reason to remove a job."""
     prune_every: timedelta | None = None
     """How often a process that loads the file deletes finished runs."""
+    notify: Any = None
+    """The settings of `mainspring.contrib.notify`."""
     url_jobs: frozenset[str] = frozenset()
     """Jobs whose webhook was given as `url`."""
 
@@ -211,6 +213,14 @@ def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
         for wrong in error.each():
             keys = (wrong.field or "defaults").split(".")
             errors.add(_place(wrong, path, *keys, named_already=True))
+    notify = document.get("notify")
+    if notify is not None:
+        try:
+            notify = _notify_module().read_settings(_expand(notify, ""))
+        except InvalidInput as error:
+            for wrong in error.each():
+                keys = (wrong.field or "").strip(".").split(".")
+                errors.add(_place(wrong, path, "notify", *filter(None, keys)))
     jobs = document.get("jobs", {})
     read: dict[str, Mapping[str, Any]] = {}
     with at("jobs"):
@@ -237,8 +247,19 @@ def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
         path,
         states_name=document.get("name") is not None,
         prune_every=prune_every,
+        notify=notify,
         url_jobs=frozenset(job_id for job_id in read if "url" in jobs[job_id]),
     )
+
+
+def install_notify(client: Any, job_set: JobSet) -> None:
+    if job_set.notify is not None:
+        _notify_module().install_settings(client, job_set.notify)
+
+
+def _notify_module() -> Any:
+    """By name: it is a layer above this one, and most programs never need it."""
+    return import_module("mainspring.contrib.notify")
 
 
 def _read_job(

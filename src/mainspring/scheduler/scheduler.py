@@ -42,7 +42,7 @@ from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
-from mainspring.scheduler.job_file import JobSet, read_job_file, read_jobs
+from mainspring.scheduler.job_file import JobSet, install_notify, read_job_file, read_jobs
 from mainspring.scheduler.resource_keeper import check_resources
 from mainspring.scheduler.run_forever import HOW_TO_STOP, run_until_signal, show, summary
 from mainspring.stores import STORE_OF_ENVIRONMENT
@@ -261,6 +261,7 @@ class Scheduler(Client):
         made = self._draft_jobs(job_set, owner)
         self._job_sets.append(job_set)
         self._settings = self._settings.changed(prune_every=job_set.prune_every)
+        install_notify(self, job_set)
         self._jobs_in_code |= {job.id: job for job in made}
 
     @property

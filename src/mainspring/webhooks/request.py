@@ -214,7 +214,7 @@ def prepare(
     headers["webhook-id"] = message_id
     headers["webhook-timestamp"] = timestamp
     signed = f"{message_id}.{timestamp}.".encode() + sent
-    if signatures := [_signature(key, signed) for key in signing]:
+    if signatures := [signature(key, signed) for key in signing]:
         headers["webhook-signature"] = " ".join(signatures)
     return PreparedRequest(form.method, _url(form.url, known), headers, sent, form.secret)
 
@@ -225,7 +225,7 @@ def webhook_id(run_id: str) -> str:
     return run_id.replace(".", "~")
 
 
-def _signature(key: bytes, signed: bytes) -> str:
+def signature(key: bytes, signed: bytes) -> str:
     """A signature of Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`."""
     return "v1," + binascii.b2a_base64(hmac.digest(key, signed, "sha256"), newline=False).decode()
 
