@@ -3,6 +3,8 @@ each request."""
 
 from __future__ import annotations
 
+from types import TracebackType
+
 import django
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -26,8 +28,12 @@ class fresh_connections:  # noqa: N801 - used as a function that makes a context
     async def __aenter__(self) -> None:
         await _close_old_connections()
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await _close_old_connections()
+        if error is not None:
+            error.__traceback__ = trace  # sync_to_async has added frames of its own
 
 
 _close_old_connections = sync_to_async(close_old_connections)

@@ -13,10 +13,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from importlib import import_module
 from inspect import iscoroutinefunction
 from traceback import format_exception
 from typing import Any
 
+import django
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings
@@ -44,23 +46,13 @@ from mainspring.errors import (
     refused,
 )
 
-try:
-    from django.tasks import TaskContext, TaskResult, TaskResultStatus
-    from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import TaskError
-    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
-    from django.tasks.signals import task_enqueued, task_finished, task_started
-    from django.utils.json import normalize_json
-except ImportError:
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus
-    from django_tasks import exceptions as _exceptions
-    from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import TaskError
-    from django_tasks.exceptions import TaskResultDoesNotExist
-    from django_tasks.signals import task_enqueued, task_finished, task_started
-    from django_tasks.utils import normalize_json
-
-    InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+_PACKAGE = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
+base, backends, exceptions, signals = (
+    import_module(f"{_PACKAGE}.{name}")
+    for name in ("base", "backends.base", "exceptions", "signals")
+)
+InvalidTask = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
+TaskResultDoesNotExist = exceptions.TaskResultDoesNotExist
 
 OPTIONS = option_names(PolicyOptions) - {
     *("queue", "priority"),  # the task says these
@@ -70,11 +62,11 @@ OPTIONS = option_names(PolicyOptions) - {
 """The options of jobs that `OPTIONS` of a backend may have."""
 
 _ENQUEUE = ("task.enqueue", "task.aenqueue(…)")
-_ENDED = {State.FAILED, State.CANCELLED, State.SKIPPED}
 _STATUS = {
-    State.RUNNING: TaskResultStatus.RUNNING,
-    State.SUCCEEDED: TaskResultStatus.SUCCESSFUL,
-    **dict.fromkeys(_ENDED, TaskResultStatus.FAILED),
+    State.WAITING: "READY",
+    State.PENDING: "READY",
+    State.RUNNING: "RUNNING",
+    State.SUCCEEDED: "SUCCESSFUL",
 }
 _ERRORS = {
     Outcome.FAILED: "RemoteFailure",
@@ -87,7 +79,7 @@ _tasks: dict[str, Any] = {}
 """The tasks of this process, by the path of their function."""
 
 
-class MainspringBackend(BaseTaskBackend):
+class MainspringBackend(backends.BaseTaskBackend):  # type: ignore[name-defined]
     """Runs tasks on the project's scheduler: in `manage.py mainspring worker`.
 
     `OPTIONS` are options of the jobs, such as `{"retries": 3}`, and `enqueue_on_commit`: whether a
@@ -109,7 +101,7 @@ class MainspringBackend(BaseTaskBackend):
         yield from self._mistakes
         if not apps.is_installed("mainspring.contrib.django"):
             why = f"TASKS[{self.alias!r}] needs the app 'mainspring.contrib.django'."
-            yield checks.Error(why, "Add it to INSTALLED_APPS.", id="mainspring.E008")
+            yield checks.Error(why, "Add it to INSTALLED_APPS.", id="mainspring.E007")
 
     def validate_task(self, task: Any) -> None:
         """Refuse a task that cannot run here. One that can becomes a handler and a job."""
@@ -125,7 +117,7 @@ class MainspringBackend(BaseTaskBackend):
         for mistake in self._mistakes:
             raise ImproperlyConfigured(f"{mistake.msg} {mistake.hint} ({mistake.id})")
         self.validate_task(task)
-        payload = {"args": normalize_json(list(args)), "kwargs": normalize_json(kwargs)}
+        payload = {"args": base.normalize_json(list(args)), "kwargs": base.normalize_json(kwargs)}
         if task.priority:
             payload["priority"] = int(task.priority)
         if task.run_after is not None:
@@ -143,7 +135,7 @@ class MainspringBackend(BaseTaskBackend):
         else:
             run = scheduler.wait_outside_transactions(enqueue, *_ENQUEUE)
         result = _make_result(run, self.alias)
-        task_enqueued.send_robust(type(self), task_result=result)
+        signals.task_enqueued.send_robust(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> Any:
@@ -172,10 +164,11 @@ class MainspringBackend(BaseTaskBackend):
         )
 
     def _find_mistakes(self) -> Iterator[checks.CheckMessage]:
-        name = f"TASKS[{self.alias!r}]"
         try:
             if not isinstance(self.options, dict):
                 raise refused("OPTIONS", self.options, "is a dict")
+            if unknown := self._policy.keys() - OPTIONS:
+                raise UnknownOption(unknown, {*OPTIONS, "enqueue_on_commit"})
             if not isinstance(self.enqueue_on_commit, bool):
                 raise refused("enqueue_on_commit", self.enqueue_on_commit, "is True or False")
             alias = database_alias()
@@ -184,21 +177,13 @@ class MainspringBackend(BaseTaskBackend):
                     "enqueue_on_commit must be True where the store lies in a SQLite database of"
                     " Django: a transaction there keeps every other connection from writing"
                 )
-            if unknown := self._policy.keys() - OPTIONS:
-                raise UnknownOption(unknown, {*OPTIONS, "enqueue_on_commit"})
+            for queue in self.queues:
+                Policy.make(queue=queue)
             Policy.make(**self._policy)
         except MainspringError as error:
-            hint = "They are options of jobs, such as {'retries': 3}, and 'enqueue_on_commit'."
-            yield checks.Error(
-                f"{name}['OPTIONS'] cannot be used: {error}", hint, id="mainspring.E006"
-            )
-        for queue in self.queues:
-            try:
-                Policy.make(queue=queue)
-            except MainspringError as error:
-                yield checks.Error(
-                    f"{name}['QUEUES'] cannot be used: {error}", id="mainspring.E007"
-                )
+            why = f"TASKS[{self.alias!r}] cannot be used: {error}"
+            hint = "OPTIONS are options of jobs, such as {'retries': 3}, and 'enqueue_on_commit'."
+            yield checks.Error(why, hint, id="mainspring.E006")
 
 
 def level_of(priority: int) -> int:
@@ -242,9 +227,10 @@ def _make_handler(backend: MainspringBackend, task: Any) -> Callable[..., Any]:
         except asyncio.CancelledError:  # at its timeout, or because somebody cancelled the run
             raise
         except BaseException as error:
-            trace = error.__traceback__  # to which sync_to_async adds its own frames
+            trace = error.__traceback__
             await sync_to_async(attempt.fail)(error)
-            raise error.with_traceback(trace)  # noqa: B904 - it is the same error
+            error.__traceback__ = trace  # sync_to_async has added frames of its own
+            raise
         await sync_to_async(attempt.succeed)(value)
         return value
 
@@ -262,15 +248,15 @@ class _Attempt:
         self._ctx = ctx
         self._sender = sender
         self._result = result = _make_result(ctx._run, ctx.job_id.partition(":")[2] or "default")
-        context = (TaskContext(task_result=result),) if result.task.takes_context else ()
+        context = (base.TaskContext(task_result=result),) if result.task.takes_context else ()
         self.args = (*context, *result.args)
         self.kwargs = result.kwargs
 
     def begin(self) -> None:
-        task_started.send_robust(self._sender, task_result=self._result)
+        signals.task_started.send_robust(self._sender, task_result=self._result)
 
     def succeed(self, value: Any) -> None:
-        self._end(TaskResultStatus.SUCCESSFUL, _return_value=value)
+        self._end(base.TaskResultStatus.SUCCESSFUL, _return_value=value)
 
     def fail(self, error: BaseException) -> None:
         """Keep the class of the error, and send the signal if the task is not tried again."""
@@ -283,8 +269,8 @@ class _Attempt:
         job = self._ctx.job
         if job is None or not may_retry(self._ctx._run, job.policy, attempt):
             trace = "".join(format_exception(error))
-            failure = TaskError(exception_class_path=path, traceback=trace)
-            self._end(TaskResultStatus.FAILED, errors=[*self._result.errors, failure])
+            failure = base.TaskError(exception_class_path=path, traceback=trace)
+            self._end(base.TaskResultStatus.FAILED, errors=[*self._result.errors, failure])
 
     def _end(self, status: Any, **values: Any) -> None:
         if self._ctx.cancelled:
@@ -292,7 +278,7 @@ class _Attempt:
         values |= {"status": status, "finished_at": timezone.now()}
         for name, value in values.items():
             object.__setattr__(self._result, name, value)
-        task_finished.send_robust(self._sender, task_result=self._result)
+        signals.task_finished.send_robust(self._sender, task_result=self._result)
 
 
 class ReturnValueRefused(GiveUp):
@@ -301,7 +287,7 @@ class ReturnValueRefused(GiveUp):
 
 def _storable(value: Any) -> Any:
     try:
-        value = normalize_json(value)
+        value = base.normalize_json(value)
         codec.encode(value, what="return value")
     except Exception as error:
         raise ReturnValueRefused(
@@ -316,7 +302,7 @@ def _make_result(run: Run, alias: str) -> Any:
     run_after = payload.get("run_after")
     workers = [attempt.worker for attempt in run.attempts]
     workers += [run.worker] if run.state is State.RUNNING and run.worker else []
-    result = TaskResult(
+    result = base.TaskResult(
         task=_task_as_enqueued(
             _tasks[run.handler],
             backend=alias,
@@ -325,7 +311,7 @@ def _make_result(run: Run, alias: str) -> Any:
             run_after=None if run_after is None else datetime.fromisoformat(run_after),
         ),
         id=run.id,
-        status=_STATUS.get(run.state, TaskResultStatus.READY),
+        status=base.TaskResultStatus[_STATUS.get(run.state, "FAILED")],
         enqueued_at=_local(run.created_at),
         started_at=_local(run.attempts[0].started_at if run.attempts else run.started_at),
         finished_at=_local(run.finished_at),
@@ -353,12 +339,16 @@ def _task_as_enqueued(task: Any, **changes: Any) -> Any:
 def _errors_of(run: Run) -> list[Any]:
     failed = [attempt for attempt in run.attempts if attempt.outcome in _ERRORS]
     found = [
-        TaskError(exception_class_path=_error_path(one), traceback=one.traceback or one.error or "")
+        base.TaskError(
+            exception_class_path=_error_path(one), traceback=one.traceback or one.error or ""
+        )
         for one in failed
     ]
     if run.state in (State.CANCELLED, State.SKIPPED):
         path = f"{errors.__name__}.{errors.RunCancelled.__name__}"
-        found.append(TaskError(exception_class_path=path, traceback=f"{run.state}: {run.reason}"))
+        found.append(
+            base.TaskError(exception_class_path=path, traceback=f"{run.state}: {run.reason}")
+        )
     return found
 
 
