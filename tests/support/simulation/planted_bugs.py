@@ -809,7 +809,7 @@ def _bugs() -> Iterator[Planted]:
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("deadline kept", "a start deadline still counts when the handler has begun",
               "deadline", "attempts", patches=_deadline_kept,
-              first_seed=5)  # fmt: skip
+              first_seed=10)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
               "at most once", "fence", "attempts", "poison",
               patches=_given_again_though_begun, first_seed=5)  # fmt: skip
@@ -864,7 +864,7 @@ def _bugs() -> Iterator[Planted]:
               first_seed=30)  # fmt: skip
     yield bug("looks before it commits", "a retry looks for skipped runs, then makes its run"
               " pending", "followers", patches=_looks_before_it_commits,
-              focus="followers", first_seed=118)  # fmt: skip
+              focus="followers", first_seed=148)  # fmt: skip
     yield bug("retried at once", "a retry starts a run before those that it comes after have ended",
               "order", patches=_retried_at_once, focus="followers")  # fmt: skip
     yield bug("results pruned too soon", "a run is deleted when the last run that waited for it has"
