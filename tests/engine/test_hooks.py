@@ -228,5 +228,5 @@ async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:
         await asyncio.sleep(0.01)
         await scheduler.start()
         await ended(scheduler, expired)
-    missing = EVENTS - set(recorder.names) - {"worker.memory_limit"}  # test_memory_watch.py
+    missing = EVENTS - set(recorder.names) - {"worker.memory_limit"}  # test_memory.py
     assert missing == set()

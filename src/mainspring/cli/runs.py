@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 
     from mainspring.core.model import Attempt, Page, Run, State
-    from mainspring.engine.bulk_operations import Matched
+    from mainspring.engine.run_operations import Matched
     from mainspring.scheduler import Client
 
 BODY_SHOWN = 500

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from types import MappingProxyType, UnionType
+from types import MappingProxyType, SimpleNamespace, UnionType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 import msgspec
@@ -261,6 +261,25 @@ class RunContext(Generic[R]):
         if len(text) > MAX_PROGRESS_MESSAGE:
             text = text[: MAX_PROGRESS_MESSAGE - 1] + "…"
         self.latest_progress = Progress(_number(done), total, text)
+
+
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or a class, by name, without those that cannot be resolved."""
+    target: Any = inspect.unwrap(function)
+    if not hasattr(target, "__annotations__"):
+        target = getattr(target, "func", None) or type(target).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception:  # a name imported only for type checkers: the other annotations may work
+        hints: dict[str, Any] = {}
+        for name, annotation in getattr(target, "__annotations__", {}).items():
+            alone = SimpleNamespace(__annotations__={name: annotation})
+            names = getattr(target, "__globals__", {})
+            try:
+                hints |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+            except Exception:
+                continue
+        return hints
 
 
 def is_context_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:

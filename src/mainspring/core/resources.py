@@ -18,8 +18,7 @@ from contextlib import (
 from dataclasses import dataclass
 from typing import Any
 
-from mainspring.core.arguments import type_hints
-from mainspring.core.context import RunContext, is_context_parameter
+from mainspring.core.context import RunContext, is_context_parameter, type_hints
 from mainspring.core.events import running_loop
 from mainspring.errors import InvalidInput, InvalidState
 

@@ -1,5 +1,11 @@
 """`LocalAttempt`: one attempt of a claimed run in this process, from the claim until its outcome is
-committed; and why it was stopped."""
+committed; why it was stopped; and what of its result or its error is stored.
+
+A handler that returns has done its part. A result that is not JSON, or too large, must not fail the
+run: the run would be retried, and the handler called again. Such a result is kept as marked text.
+
+Tracebacks have no frames of the engine that called the handler.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +17,82 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
 
 from msgspec import Struct
 
+from mainspring.core import codec
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Progress, Run
 from mainspring.core.policy import Isolation, error_names
 from mainspring.core.transitions import Change
-from mainspring.engine.results import ErrorKind, error_text, kind_of, trace_of
-from mainspring.errors import ArgumentsRefused, GiveUp, Retry, Snooze, WebhookFailed
+from mainspring.errors import ArgumentsRefused, GiveUp, InvalidPayload, Retry, Snooze, WebhookFailed
+
+ErrorKind = Literal["error", "retry", "give_up", "snooze"]
+"""What an error asks for: `error` leaves it to the policy of the job."""
+
+
+def storable_result(result: Any, context: RunContext) -> Any:
+    """The result itself where it can be stored, else `{"kept_as": "text", "repr": "…"}`.
+
+    A marked result comes with a warning in the attempt's log, which names the job. Called where
+    the handler runs: a `__repr__` of the program must not block the engine's loop.
+    """
+    if result is None:
+        return None
+    try:
+        codec.encode(result, what="result")
+    except BaseException as error:  # the result's own methods may raise anything
+        context.log.warning(
+            "job %s returned a result that is kept as text only: %s",
+            context.job_id,
+            error if isinstance(error, InvalidPayload) else error_text(error),
+        )
+        return codec.kept_as_text(result)
+    return result
+
+
+LONGEST_ERROR = 8_000
+"""Characters of an error that are kept; its traceback keeps more."""
+
+LONGEST_TRACEBACK = 16_000
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+def error_text(error: BaseException) -> str:
+    """The type of an error and what it says. Never raises, even if its `__str__` does."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(str() of the exception raised)"
+    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    if isinstance(error, GiveUp):
+        return "give_up"
+    if isinstance(error, Snooze):
+        return "snooze"
+    return "retry" if isinstance(error, Retry) else "error"
+
+
+def trace_of(error: BaseException) -> str:
+    """The newest part of a traceback, without the frames that led to the handler."""
+    shown = without_engine_frames(error)
+    return "".join(traceback.format_exception(type(error), error, shown))[-LONGEST_TRACEBACK:]
+
+
+def without_engine_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the handler's first frame on; all of it where it has no such frame."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
+    return frames or error.__traceback__
 
 
 class StopReason(Enum):

@@ -21,7 +21,6 @@ from mainspring.core.durations import humanize
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
 from mainspring.core.model import Job
-from mainspring.engine.bulk_operations import BulkOperations
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.executors.loop import LoopExecutor, LoopWatch
@@ -31,7 +30,7 @@ from mainspring.engine.job_operations import JobOperations, KeepFromStored
 from mainspring.engine.jobs_without_worker import JobsWithoutWorker
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
-from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
+from mainspring.engine.memory import MemoryWatch, megabytes, refuse_low_limit
 from mainspring.engine.pruner import Pruner
 from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.run_operations import RunOperations
@@ -118,7 +117,6 @@ class Engine:
             self.run_waiters,
             self.live_workers,
         )
-        self.bulk_operations = BulkOperations(self.context, self.run_operations)
 
     @property
     def store(self) -> Store:

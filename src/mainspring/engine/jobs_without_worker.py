@@ -24,7 +24,7 @@ from mainspring.core.node_runs import is_node_handler
 from mainspring.core.plurals import list_some
 from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers, find_workers
-from mainspring.engine.memory_watch import megabytes
+from mainspring.engine.memory import megabytes
 from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store

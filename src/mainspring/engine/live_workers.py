@@ -28,7 +28,7 @@ from msgspec import Struct, convert, structs, to_builtins
 from mainspring.core import note_kinds
 from mainspring.core.model import Job, Note, Owner, replace
 from mainspring.engine.context import EngineContext
-from mainspring.engine.executors.procfs import resident_memory
+from mainspring.engine.memory import resident_memory
 from mainspring.stores.election import LEADER
 from mainspring.stores.paging import all_items, read_note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store

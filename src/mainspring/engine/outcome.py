@@ -18,8 +18,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Delivery, Policy, error_names
 from mainspring.core.transitions import AttemptDetails, Change, Failure
-from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
-from mainspring.engine.results import storable_result
+from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason, storable_result
 from mainspring.errors import (
     InvalidInput,
     InvalidState,

@@ -17,7 +17,7 @@ from mainspring.core.durations import humanize_measured
 from mainspring.core.events import Event, Events
 from mainspring.core.model import Attempt, Run
 from mainspring.core.transitions import EXPIRED
-from mainspring.engine.results import without_engine_frames
+from mainspring.engine.attempt import without_engine_frames
 
 log = logging.getLogger("mainspring.run")
 

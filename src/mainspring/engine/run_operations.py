@@ -1,4 +1,4 @@
-"""What a caller asks for about runs: enqueue, chain, backfill, cancel, retry.
+"""What a caller asks for about runs: enqueue, chain, backfill, cancel, retry, remove; one or many.
 
 Everything here happens on the engine's loop and goes straight to the store. Errors of the
 store reach the caller: unlike the engine's own loops, a caller can decide to try again.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
+from msgspec import Struct
+
 from mainspring.core import note_kinds, transitions
 from mainspring.core.handlers import Handler
-from mainspring.core.model import Job, Note, Run, Source, State, new_run_id, replace
+from mainspring.core.model import FINISHED, LIVE, Job, Note, Run, Source, State, new_run_id, replace
 from mainspring.core.options import CheckedEnqueueOptions
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
@@ -36,7 +38,14 @@ from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_fo
 from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import Followers, refuse_cycle_of_links, upstream_first
-from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
+from mainspring.errors import (
+    Conflict,
+    InvalidState,
+    NotFound,
+    RecordUnreadable,
+    RunNotFound,
+    StoreError,
+)
 from mainspring.stores.paging import read_note
 from mainspring.stores.protocol import Added, NoteWrite, RunQuery
 
@@ -44,6 +53,11 @@ log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000
 """How many runs one search names."""
+
+PAGE = 500
+"""How many of many runs are changed in one commit."""
+
+_REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
 
 Target = tuple[Handler | None, Any]
 """What runs a job: the handler, if this process has it, and the job's own payload."""
@@ -100,6 +114,14 @@ class EnqueuePlan:
                     *(run.job_id, result.run.id, result.run.job_id, result.run.dedupe_key),
                 )
         return [stored[instance[0].id] for instance in self.instances]
+
+
+class Matched(Struct, frozen=True):
+    """How many runs matched, how many were changed, and whether more match than the limit."""
+
+    matched: int
+    done: int
+    more: bool
 
 
 class RunOperations:
@@ -292,7 +314,7 @@ class RunOperations:
         comes after has not ended. Runs that were skipped because it did not succeed wait for it
         again."""
         run = await self.get_run(run_id)
-        if run.state not in (State.FAILED, State.CANCELLED):
+        if run.state not in _REVIVABLE:
             raise InvalidState(
                 f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
             )
@@ -355,6 +377,72 @@ class RunOperations:
             for start in range(0, len(reached), MANY_AT_ONCE):
                 await self._releaser.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
+
+    # Many runs: those named by id, or all that match a query, whose `limit` is the most that are
+    # changed. Each page of runs is one commit.
+
+    async def cancel_many(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
+        matched = done = 0
+        chosen = _Chosen(query, ids, LIVE)
+        async for runs in self._pages(chosen):
+            matched += len(runs)
+            now = await self._engine.store.now()
+            changes = [transitions.cancelled_or_requested(run, now, reason) for run in runs]
+            kept = await self._engine.store.commit(changes)
+            for run, change, was_kept in zip(runs, changes, kept, strict=True):
+                if was_kept:
+                    self.announce_cancel(change.after(run))
+                done += was_kept or await _once_more(self.cancel(run.id, reason))
+        return Matched(matched, done, chosen.more)
+
+    async def retry_many(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        """Try the runs again, the oldest first: a run waits for those that it comes after only if
+        they are tried again before it, or with it."""
+        done = 0
+        chosen = _Chosen(query, ids, _REVIVABLE)
+        matching = [run async for runs in self._pages(chosen, brief=True) for run in runs]
+        # A follower may have the same time as its root.
+        matching.sort(key=lambda run: (run.created_at, bool(run.after)))
+        oldest_first = _Chosen(query, [run.id for run in matching], _REVIVABLE)
+        async for runs in self._pages(oldest_first):
+            without = await self.find_not_revivable(runs)
+            runs = [run for run in runs if run.id not in without]
+            changes = await self.make_retries(runs)
+            kept = await self.commit_retries(runs, changes)
+            for run, change, was_kept in zip(runs, changes, kept, strict=True):
+                if was_kept:
+                    self._engine.emit("run.enqueued", change.after(run))
+                done += was_kept or await _once_more(self.retry(run.id))
+        return Matched(len(matching), done, chosen.more)
+
+    async def remove_many(self, query: RunQuery, ids: list[str] | None) -> Matched:
+        matched = done = 0
+        chosen = _Chosen(query, ids, FINISHED)
+        async for runs in self._pages(chosen, brief=True):
+            matched += len(runs)
+            done += sum(await self._engine.store.commit([transitions.deleted(run) for run in runs]))
+        return Matched(matched, done, chosen.more)
+
+    async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
+        if chosen.ids is not None:
+            for start in range(0, len(chosen.ids), PAGE):
+                ids = frozenset(chosen.ids[start : start + PAGE])
+                page = await self._engine.store.find(RunQuery(ids=ids, brief=brief))
+                yield [run for run in page.items if run.state in chosen.states]
+            return
+        query, left = chosen.query, chosen.query.limit
+        cursor = query.cursor
+        while left > 0 and chosen.states:
+            page = await self._engine.store.find(
+                replace(query, brief=brief, limit=min(PAGE, left), cursor=cursor)
+            )
+            left -= len(page.items)
+            yield page.items
+            if (cursor := page.cursor) is None:
+                return
+        if cursor is not None:
+            one_more = replace(query, brief=True, limit=1, cursor=cursor)
+            chosen.more = bool((await self._engine.store.find(one_more)).items)
 
     async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
@@ -509,3 +597,20 @@ def _as_link(follower: Run, link: Run) -> Run:
     """A link of a chain whose job follows an earlier link already."""
     after = tuple(dict.fromkeys((*follower.after, *link.after)))
     return replace(link, id=follower.id, after=after)
+
+
+class _Chosen:
+    """Which runs to change: the query or the ids, and the states that the change applies to."""
+
+    def __init__(self, query: RunQuery, ids: list[str] | None, fit: frozenset[State]) -> None:
+        self.states = fit if query.states is None else fit & query.states
+        self.query = replace(query, states=self.states)
+        self.ids = None if ids is None else list(dict.fromkeys(ids))
+        self.more = False
+
+
+async def _once_more(change: Awaitable[object]) -> bool:
+    try:
+        return bool(await change)
+    except (Conflict, NotFound):
+        return False

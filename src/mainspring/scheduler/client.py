@@ -50,7 +50,6 @@ from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.core.trace_context import current_trace
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
-from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.live_workers import LiveWorker, make_worker_id
@@ -59,6 +58,7 @@ from mainspring.engine.run_log import log_runs
 from mainspring.engine.run_operations import (
     EnqueueBatch,
     EnqueueFacts,
+    Matched,
     RunOperations,
     Target,
     check_payloads,
@@ -871,15 +871,13 @@ class Client:
     ) -> Matched:
         """Cancel runs by id, or all that match `job`, `state`, `failing`, `since`, `until`."""
         query, named = matching_runs(ids, matching)
-        return await self._call(self._running().bulk_operations.cancel(query, named, reason))
+        return await self._call(self._runs.cancel_many(query, named, reason))
 
     async def retry_runs(
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
     ) -> Matched:
         """Try failed and cancelled runs again, by id or all that match."""
-        return await self._call(
-            self._running().bulk_operations.retry(*matching_runs(ids, matching))
-        )
+        return await self._call(self._runs.retry_many(*matching_runs(ids, matching)))
 
     async def remove_runs(
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
@@ -887,9 +885,7 @@ class Client:
         """Delete finished runs, by id or all that match. A run that still holds a dedupe key stays
         until the key is free, and one that an unfinished run comes after stays until that one has
         finished."""
-        return await self._call(
-            self._running().bulk_operations.remove(*matching_runs(ids, matching))
-        )
+        return await self._call(self._runs.remove_many(*matching_runs(ids, matching)))
 
     # State of jobs, runs and workers
 

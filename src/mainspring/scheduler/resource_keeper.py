@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from mainspring.core.resources import Factory, Resources
-from mainspring.engine.results import error_text
+from mainspring.engine.attempt import error_text
 from mainspring.errors import InvalidInput, ResourceFailed
 
 log = logging.getLogger("mainspring")

@@ -25,9 +25,9 @@ from mainspring.core.statistics import (
 )
 from mainspring.engine.breakers import breaker_statuses
 from mainspring.engine.engine import Engine
-from mainspring.engine.executors.procfs import resident_memory
 from mainspring.engine.jobs_without_worker import find_orphans, without_worker
 from mainspring.engine.live_workers import LiveWorker
+from mainspring.engine.memory import resident_memory
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.paging import all_items

@@ -40,7 +40,7 @@ from mainspring.scheduler.queries import state_set
 from mainspring.stores.memory import MemoryStore, copy_for_caller
 from mainspring.stores.protocol import Claim, Claimed, NoteWrite
 from mainspring.testing.stubs import WebhookStub
-from mainspring.testing.tick_loop import RUN, TickLoop
+from mainspring.testing.virtual_time import RUN, TickLoop
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks
 

@@ -15,7 +15,7 @@ from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.cron_syntax import LONGEST, MACROS
 from mainspring.core.schedules.interval import FixedDelay, Interval, Once
 from mainspring.core.schedules.recurrence import Recurrence
-from mainspring.core.schedules.rrule_syntax import read_recurrence_text
+from mainspring.core.schedules.rrule import read_recurrence_text
 from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
 from mainspring.errors import InputErrors, InvalidInput, InvalidSchedule
 

@@ -25,7 +25,7 @@ from mainspring.core.schedules.cron_syntax import (
     Field,
     Fields,
 )
-from mainspring.core.schedules.rrule_syntax import Freq, Rule, with_implied_days
+from mainspring.core.schedules.rrule import Freq, Rule, with_implied_days
 
 _MOST_TIMES = 6
 _UNITS = {SECOND: "second", MINUTE: "minute", HOUR: "hour", MONTH_DAY: "day"}

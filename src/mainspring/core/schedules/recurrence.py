@@ -9,8 +9,12 @@ from typing import Any, ClassVar, Self
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import WallClockSchedule, in_utc, iso
 from mainspring.core.schedules.description import rule_in_words
-from mainspring.core.schedules.rrule_calendar import RuleWallTimes, rule_wall_times
-from mainspring.core.schedules.rrule_syntax import Freq, read_recurrence_text
+from mainspring.core.schedules.rrule import (
+    Freq,
+    RuleWallTimes,
+    read_recurrence_text,
+    rule_wall_times,
+)
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 

@@ -29,7 +29,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
+from mainspring.core.clock import process_cpu
 from mainspring.core.codec import decode, encode
 from mainspring.core.context import (
     MAX_LOG_BYTES,
@@ -38,14 +38,18 @@ from mainspring.core.context import (
     UpstreamRun,
 )
 from mainspring.core.durations import duration
-from mainspring.core.handlers import Around, call_inside, is_async_function
+from mainspring.core.handlers import (
+    ArgumentMismatch,
+    ArgumentTypes,
+    Around,
+    call_inside,
+    is_async_function,
+)
 from mainspring.core.model import Run, State
-from mainspring.core.policy import error_names
 from mainspring.core.resources import Factory, Resources, naming
 from mainspring.core.trace_context import attach_trace
-from mainspring.engine.executors.procfs import ProcessUsage
-from mainspring.engine.results import error_text, kind_of, storable_result, trace_of
-from mainspring.errors import ArgumentsRefused, MainspringError, Retry, Snooze
+from mainspring.engine.attempt import AttemptError, error_text, storable_result
+from mainspring.errors import ArgumentsRefused, MainspringError
 
 HEADER: Final = struct.Struct("!I")
 MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
@@ -252,7 +256,7 @@ class _Server:
         while not self._stopping:
             request = decode(self._channel.requests.get().decode())
             self._restore()
-            usage = ProcessUsage()
+            usage = _Usage()
             answer = self._answer(request) | usage.measured()
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork that returned from the handler: only one process may answer
@@ -412,24 +416,50 @@ def _memory_limit(limit: int | None) -> Iterator[None]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    after = None
-    if isinstance(error, Retry | Snooze):
-        try:
-            after = None if error.after is None else duration(error.after).total_seconds()
-        except Exception as wrong:
-            return _failure(wrong)
-    # As the parent names them, or `retry_on` would not match a class of the script.
-    names = [name.replace(f"{MAIN}.", "__main__.") for name in error_names(error)]
-    trace = "" if isinstance(error, ArgumentsRefused) else trace_of(error)
+    failure = AttemptError.of(error)
+    after = failure.retry_after
+    try:
+        after = None if after is None else duration(after).total_seconds()
+    except Exception as wrong:
+        return _failure(wrong)
     return {
         "type": "failed",
-        "kind": kind_of(error),
-        "names": names,
-        "message": error_text(error),
-        "traceback": trace.replace(f"{MAIN}.", ""),
+        "kind": failure.kind,
+        # As the parent names them, or `retry_on` would not match a class of the script.
+        "names": [name.replace(f"{MAIN}.", "__main__.") for name in failure.names],
+        "message": failure.message,
+        "traceback": (failure.traceback or "").replace(f"{MAIN}.", ""),
         "retry_after": after,
         "memory": isinstance(error, MemoryError),
     }
+
+
+class _Usage:
+    """What this process, and the processes that it has waited for, use from now on."""
+
+    def __init__(self) -> None:
+        self._cpu = _cpu_seconds()
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # Linux: count the peak of memory from now on
+
+    def measured(self) -> dict[str, Any]:
+        return {
+            "cpu_seconds": max(_cpu_seconds() - self._cpu, 0.0),
+            "peak_memory": _peak_memory(),
+        }
+
+
+def _cpu_seconds() -> float:
+    children = os.times()  # in steps of 10 ms, so not for this process
+    return process_cpu() + children.children_user + children.children_system
+
+
+def _peak_memory() -> int | None:
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def _has_children() -> bool:

@@ -20,13 +20,18 @@ from typing import Any
 
 from mainspring.core.clock import thread_cpu
 from mainspring.core.policy import Isolation
-from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason, end_if_forked
+from mainspring.engine.attempt import (
+    AttemptError,
+    LocalAttempt,
+    StopReason,
+    end_if_forked,
+    storable_result,
+)
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.loop import Hook, LoopExecutor, call_hook, start_hook
 from mainspring.engine.executors.process_pool import ProcessPool, Target
 from mainspring.engine.executors.threads import ThreadExecutor
 from mainspring.engine.loop_thread import call_soon
-from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
 from mainspring.errors import MemoryExceeded, ProcessDied
 

@@ -27,10 +27,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason, end_if_forked
+from mainspring.engine.attempt import (
+    AttemptError,
+    LocalAttempt,
+    StopReason,
+    end_if_forked,
+    storable_result,
+)
 from mainspring.engine.context import EngineContext
 from mainspring.engine.loop_thread import call_soon
-from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
 
 log = logging.getLogger("mainspring")

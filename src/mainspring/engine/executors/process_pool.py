@@ -32,7 +32,7 @@ from mainspring.core.resources import Resources, not_for_process
 from mainspring.core.trace_context import current_trace
 from mainspring.engine.attempt import AttemptError
 from mainspring.engine.executors.child_main import HEADER, make_frame, refuse_while_loading
-from mainspring.engine.executors.procfs import any_alive, memory_of_tree
+from mainspring.engine.memory import memory_of_tree
 from mainspring.errors import (
     InvalidInput,
     InvalidPayload,
@@ -439,7 +439,7 @@ class Child:
             async with asyncio.timeout(GRACE):
                 while True:
                     os.killpg(self.pid, 0)
-                    if not any_alive(self.pid):
+                    if not _any_alive(self.pid):
                         return
                     await asyncio.sleep(_POLL)
 
@@ -518,6 +518,18 @@ class Child:
                 self._signal(signal.SIGKILL)
                 return
             await asyncio.sleep(SAMPLE)
+
+
+def _any_alive(group: int) -> bool:
+    """Whether a group has processes other than zombies, which an init process may keep for long."""
+    if not os.path.isdir("/proc/self/task"):
+        return True
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state not in b"ZX":
+                return True
+    return False
 
 
 def _log_record(message: dict[str, Any], context: RunContext) -> logging.LogRecord:

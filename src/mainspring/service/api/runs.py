@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from mainspring.core import model
 from mainspring.core.model import Page, State
 from mainspring.core.plurals import plural
-from mainspring.engine.bulk_operations import Matched
+from mainspring.engine.run_operations import Matched
 from mainspring.errors import JobNotFound
 from mainspring.service.access import access, api_router
 from mainspring.service.dependencies import (

@@ -1,4 +1,5 @@
-"""Watches the memory of this process: warns near the limit, and tells the engine to drain at it.
+"""Measures the memory of processes. Watches that of this one: warns near the limit, and tells the
+engine to drain at it.
 
 Handlers on loops and in threads share the memory of the process, so a leak in one handler makes the
 system kill the process with all handlers. Handlers that run in their own process have their own
@@ -8,12 +9,59 @@ limits (`memory_limit` of a job).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import os
 from collections.abc import Callable
+from typing import Final
 
-from mainspring.engine.executors.procfs import resident_memory
 from mainspring.errors import InvalidInput
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_of_tree(pid: int, limit: int | None = None) -> int | None:
+    """Return the bytes that a process and its descendants use, or None if there is no /proc.
+
+    Resident memory is quick to read, but counts memory that forks share once for each of them. So
+    a tree that seems to exceed `limit` is measured again by its proportional share.
+    """
+    if not os.path.isdir("/proc/self/task"):
+        return None
+    family = _family(pid)
+    used = sum(resident_memory(member) or 0 for member in family)
+    if limit is not None and used > limit and len(family) > 1:
+        used = sum(_proportional(member) for member in family)
+    return used
+
+
+def _family(pid: int) -> list[int]:
+    """The process and its descendants: orphans too, since the child adopts them."""
+    family = [pid]
+    for member in family:  # grows while it is walked
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{member}/task"):
+                with open(f"/proc/{member}/task/{thread}/children") as file:
+                    family += map(int, file.read().split())
+    return family
+
+
+def resident_memory(pid: int | None = None) -> int | None:
+    """Return the bytes of memory that a process holds, by default this one, or None where the
+    system does not say."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid or 'self'}/statm") as file:
+        return int(file.read().split()[1]) * _PAGE
+    return None
+
+
+def _proportional(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return resident_memory(pid) or 0
+
 
 log = logging.getLogger("mainspring")
 

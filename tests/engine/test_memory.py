@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler, State
-from mainspring.engine import memory_watch
-from mainspring.engine.memory_watch import MemoryWatch
+from mainspring.engine import memory
+from mainspring.engine.memory import MemoryWatch
 from mainspring.errors import InvalidInput
 from tests.support import isolated_jobs
 from tests.support.engine import LONG, EventRecorder, ended, until
@@ -25,8 +25,8 @@ class Process:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used, self.garbage, self.collections = 10, 0, 0
-        monkeypatch.setattr(memory_watch, "INTERVAL", 0.001)
-        monkeypatch.setattr(memory_watch, "resident_memory", lambda: self.used)
+        monkeypatch.setattr(memory, "INTERVAL", 0.001)
+        monkeypatch.setattr(memory, "resident_memory", lambda: self.used)
         monkeypatch.setattr(gc, "collect", self._collect)
 
     def _collect(self) -> None:
