@@ -40,7 +40,7 @@ from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store
 from mainspring.engine.telemetry import Telemetry
 from mainspring.engine.worker import Worker
-from mainspring.errors import RecordUnreadable, StoreMissing
+from mainspring.errors import StoreMissing
 from mainspring.stores.protocol import Store
 
 log = logging.getLogger("mainspring")
@@ -204,17 +204,18 @@ class Engine:
             await self._run_on_start(drafts)
         context.emit("scheduler.started")
 
-    async def define_after_start(self, draft: Job) -> Job:
+    async def define_after_start(self, draft: Job) -> None:
         """Store a job that was decorated after the start, and give it its run at the start. An
         error is logged and emitted too: the caller may not wait for the answer."""
         try:
-            job = await self.job_operations.define_after_start(draft)
+            # The jobs that it runs after may come later.
+            await self.job_operations.check_order([draft], all_known=False)
+            await self.job_operations.define_code([draft])
             await self._run_on_start([draft])
         except Exception as error:
             log.error("job %s, defined after the start, cannot be stored: %s", draft.id, error)
             self.context.emit("scheduler.error", error=error, job_id=draft.id)
             raise
-        return job
 
     async def _run_on_start(self, drafts: Sequence[Job]) -> None:
         settings = self.context.settings
@@ -345,10 +346,7 @@ class Engine:
         try:
             context.time.correct(await context.store.now())
             await self.job_operations.check_order(drafts)
-            for draft in drafts:
-                # The store has logged it. Nothing may overwrite it, and the other jobs go on.
-                with contextlib.suppress(RecordUnreadable):
-                    await self.job_operations.define(draft, keep_from_stored)
+            await self.job_operations.define_code(drafts, keep_from_stored)
         except BaseException:
             await context.store.close()
             raise

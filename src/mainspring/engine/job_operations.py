@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from mainspring.core import transitions
@@ -48,10 +48,14 @@ from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000
-"""How many jobs one commit writes."""
+"""How many jobs are read at once, and how many of those that a caller names one commit writes."""
 
 Replacement = tuple[Job | None, Job | None]
 """A job before and after; None: there was none, or it was removed."""
+
+Stored = Mapping[str, Job | None]
+Plan = Callable[[Stored, datetime], Awaitable[dict[str, Replacement]]]
+"""Plans what becomes of stored jobs, by id. What it leaves out stays as it is."""
 
 Edit = Callable[[Job, datetime], Job]
 KeepFromStored = Callable[[Job, Job], Job]
@@ -105,14 +109,21 @@ class JobOperations:
         now = await self._engine.store.now()
         job = with_first_slot(draft, now)
         refuse_ended_schedule(job, now)
-        is_new = await self.find_job(job.id) is None if dry_run else await self._put(job)
+        write = JobWrite.put(job)
+        if dry_run:
+            is_new = await self.find_job(job.id) is None
+        else:
+            [is_new] = await self._engine.store.put_jobs([write])
         if not is_new:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
                 " place, update_job changes parts of it",
                 job_id=job.id,
             )
-        return job if dry_run else self._announce_change(job, "job.created")
+        if dry_run or write.job is None:
+            return job
+        await self._announce_writes([write])
+        return write.job
 
     async def put(
         self, draft: Job, keep_from_stored: KeepFromStored, *, dry_run: bool = False
@@ -124,48 +135,23 @@ class JobOperations:
         stored = await self.find_job(draft.id)
         if stored is None or stored.policy.after != draft.policy.after:
             await self._check_reorder(draft)
-        now = await self._engine.store.now()
-        job = with_first_slot(draft, now)
-        if stored is not None:
-            job = merge_job(keep_from_stored(draft, stored), stored, now)
-        if stored is None or job.schedule != stored.schedule:
-            refuse_ended_schedule(job, now)
-        return job if dry_run else await self.define(draft, keep_from_stored)
+        pairs = await self._define([draft], keep_from_stored, dry_run=dry_run)
+        job = pairs[draft.id][1]
+        assert job is not None
+        return job
 
-    async def _put(self, job: Job) -> bool:
-        [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
-        return done
-
-    async def define_after_start(self, draft: Job) -> Job:
-        """Store a job that was decorated after the start: the jobs it runs after may come later."""
-        await self.check_order([draft], all_known=False)
-        return await self.define(draft)
-
-    async def define(self, draft: Job, keep_from_stored: KeepFromStored | None = None) -> Job:
-        """Store a job as given; one that is there is replaced, but for what belongs to the
-        operator (`enabled`) and to time (creation, slots already named). `keep_from_stored` is as
-        for `put`."""
-        self._refuse_effect_once(draft)
-        for _ in range(TRIES):
-            now = await self._engine.store.now()
-            stored = await self.find_job(draft.id)
-            if stored is not None:
-                refuse_unreadable_job(stored)
-            wanted = draft
-            if keep_from_stored is not None and stored is not None:
-                wanted = keep_from_stored(draft, stored)
-            job = with_first_slot(draft, now) if stored is None else merge_job(wanted, stored, now)
-            if stored and not job.enabled and await self._record_passed_slots([stored], now):
-                continue
-            if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
-                return stored
-            if await self._put(job):
-                await self._forget_changed_breakers([(stored, job)])
-                changed = self._announce_change(job, "job.updated" if stored else "job.created")
-                if stored is None or stored.schedule != job.schedule:
-                    await self._warn_if_schedule_ended(changed, now)
-                return changed
-        raise contended(f"job {draft.id}")
+    async def define_code(
+        self, drafts: Sequence[Job], keep_from_stored: KeepFromStored | None = None
+    ) -> None:
+        """Store the jobs that a program defines, in one commit. Those that are there are replaced,
+        but for what belongs to the operator (`enabled`) and to time (creation, slots already
+        named). A job that cannot be read stays as it is: the store has logged it, nothing may
+        overwrite it, and the other jobs go on. `keep_from_stored` is as for `put`."""
+        pairs = await self._define(drafts, keep_from_stored, of_code=True)
+        now = self._engine.time.now()
+        for old, job in pairs.values():
+            if job is not None and (old is None or old.schedule != job.schedule):
+                await self._warn_if_schedule_ended(job, now)
 
     async def replace_all(
         self,
@@ -182,37 +168,9 @@ class JobOperations:
         A crash leaves all of it or nothing, as `put_jobs` does. Only jobs that others change at
         that moment (a slot fires) are read and written again, after the rest.
         """
-        first: dict[str, Replacement] = {}
-        for _ in range(TRIES):
-            stored = {job.id: job async for job in self.all_jobs()}
-            pairs = await self._plan_replacements(drafts, stored, keep_from_stored, belongs)
-            first = first or pairs
-            writes = [_write_of(pair) for pair in pairs.values() if not _is_unchanged(pair)]
-            if dry_run or not writes:
-                return list(first.values())
-            paused = [old for old, job in pairs.values() if old and job and not job.enabled]
-            if await self._record_passed_slots(paused, await self._engine.store.now()):
-                continue
-            done = await self._engine.store.put_jobs(writes)
-            kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
-            await self._forget_changed_breakers(pairs[write.id] for write in kept)
-            await self._announce_writes(kept)
-            # As they were written: each has its new version.
-            first |= {write.id: (first[write.id][0], write.job) for write in kept}
-            if all(done):
-                return list(first.values())
-        raise contended("a job of the set")
-
-    async def _plan_replacements(
-        self,
-        drafts: Sequence[Job],
-        stored: dict[str, Job],
-        keep_from_stored: KeepFromStored,
-        belongs: Callable[[Job], bool],
-    ) -> dict[str, Replacement]:
-        now = await self._engine.store.now()
         wanted = {draft.id for draft in drafts}
-        removed = {job.id for job in stored.values() if belongs(job) and job.id not in wanted}
+        stored = self.all_jobs()
+        removed = {job.id async for job in stored if belongs(job) and job.id not in wanted}
         errors = InputErrors()
         for draft in drafts:
             for gone in sorted(removed.intersection(draft.policy.after)):
@@ -226,27 +184,101 @@ class JobOperations:
                 errors.add(wrong)
         with errors:
             await self.check_order(drafts)
-        pairs: dict[str, Replacement] = {}
-        for draft in drafts:
-            with errors:
-                old = stored.get(draft.id)
-                pairs[draft.id] = self._plan_replacement(draft, old, keep_from_stored, now)
-        errors.check()
-        return pairs | {job_id: (stored[job_id], None) for job_id in sorted(removed)}
+        pairs = await self._define(drafts, keep_from_stored, removed, errors, dry_run=dry_run)
+        return list(pairs.values())
 
-    def _plan_replacement(
-        self, draft: Job, old: Job | None, keep_from_stored: KeepFromStored, now: datetime
-    ) -> Replacement:
+    async def _define(
+        self,
+        drafts: Sequence[Job],
+        keep_from_stored: KeepFromStored | None,
+        removed: Iterable[str] = (),
+        errors: InputErrors | None = None,
+        *,
+        of_code: bool = False,
+        dry_run: bool = False,
+    ) -> dict[str, Replacement]:
+        """Store the drafts and remove jobs, in one commit. `errors` are those found so far."""
+        errors = errors or InputErrors()
+        wanted: dict[str, Job | None] = {draft.id: draft for draft in drafts}
+        wanted |= dict.fromkeys(sorted(removed))
+
+        async def plan(stored: Stored, now: datetime) -> dict[str, Replacement]:
+            pairs: dict[str, Replacement] = {}
+            for job_id, old in stored.items():
+                draft = wanted[job_id]
+                if of_code and old is not None and old.unreadable is not None:
+                    continue
+                with errors:
+                    new = None
+                    if draft is not None:
+                        new = self._merge(draft, old, keep_from_stored, now, of_code=of_code)
+                    pairs[job_id] = old, new
+            errors.check()
+            return pairs
+
+        pairs, left = await self._write(wanted, plan, dry_run=dry_run)
+        if left:
+            raise contended(f"job {left[0]}")
+        return {job_id: pairs[job_id] for job_id in wanted if job_id in pairs}
+
+    def _merge(
+        self,
+        draft: Job,
+        old: Job | None,
+        keep_from_stored: KeepFromStored | None,
+        now: datetime,
+        *,
+        of_code: bool,
+    ) -> Job:
+        """The job that is stored for a draft. Only code may define one whose schedule is over: it
+        still starts where the job is stored already."""
         self._refuse_effect_once(draft)
         job = with_first_slot(draft, now)
         if old is not None:
             refuse_unreadable_job(old)
-            # `keep_from_stored` has refused it if it belongs to another owner that must keep it.
-            mine = replace(old, owner=draft.owner, file=draft.file)
-            job = merge_job(keep_from_stored(draft, old), mine, now)
-        if old is None or job.schedule != old.schedule:
+            kept = draft if keep_from_stored is None else keep_from_stored(draft, old)
+            # If not of code, `keep_from_stored` has refused jobs that must stay another owner's.
+            mine = old if of_code else replace(old, owner=draft.owner, file=draft.file)
+            job = merge_job(kept, mine, now)
+        if not of_code and (old is None or job.schedule != old.schedule):
             refuse_ended_schedule(job, now)
-        return old, job
+        return job
+
+    async def _write(
+        self, job_ids: Iterable[str], plan: Plan, *, dry_run: bool = False
+    ) -> tuple[dict[str, Replacement], list[str]]:
+        """Read jobs, plan what becomes of each, and write what changes in one commit; read and plan
+        those again that somebody else changed meanwhile. Returns the jobs before and after, and the
+        ids of those that others were always quicker to change."""
+        written: dict[str, Replacement] = {}
+        left = list(job_ids)
+        store = self._engine.store
+        for _ in range(TRIES):
+            if not left:
+                break
+            jobs = all_items(store.jobs, JobQuery(ids=frozenset(left), limit=MANY_AT_ONCE))
+            stored = {job.id: job async for job in jobs}
+            now = await store.now()
+            planned = await plan({job_id: stored.get(job_id) for job_id in left}, now)
+            pairs = {
+                job_id: (old, _unless_equal(old, new)) for job_id, (old, new) in planned.items()
+            }
+            if dry_run:
+                return pairs, []
+            changed = [pair for pair in pairs.values() if pair[0] is not pair[1]]
+            paused = [old for old, new in changed if old and new and not new.enabled]
+            if await self._record_passed_slots(paused, now):
+                continue
+            writes = [_write_of(pair) for pair in changed]
+            done = await store.put_jobs(writes) if writes else []
+            kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
+            # As they were written: each has its new version.
+            pairs |= {write.id: (pairs[write.id][0], write.job) for write in kept}
+            left = [w.id for w, was_kept in zip(writes, done, strict=True) if not was_kept]
+            written |= {job_id: pair for job_id, pair in pairs.items() if job_id not in left}
+            await self._forget_changed_breakers(pairs[write.id] for write in kept)
+            await self._announce_writes(kept)
+        return written, left
 
     async def _warn_if_schedule_ended(self, job: Job, now: datetime) -> None:
         """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
@@ -278,24 +310,27 @@ class JobOperations:
         """Change a stored job. Of a job that code owns, only an operator may change `enabled`.
         `expected_version` is the job as the caller read it: an edit made since raises `JobChanged`;
         slots that fired since do not."""
-        for _ in range(TRIES):
-            job = await self.get_job(job_id)
+
+        async def plan(stored: Stored, now: datetime) -> dict[str, Replacement]:
+            if (job := stored[job_id]) is None:
+                raise JobNotFound(job_id)
             refuse_unreadable_job(job)
             refuse_concurrent_edit(job, expected_version)
-            now = await self._engine.store.now()
             edited = replace(edit(job, now), updated_at=now)
-            if not edited.enabled and await self._record_passed_slots([job], now):
-                continue
             if not operator and not differ_only_in_enabled(job, edited):
                 refuse_owned(job)
             if edited.policy.after != job.policy.after:
                 await self._check_reorder(edited)
             if edited.policy != job.policy:
                 self._refuse_effect_once(edited)
-            if await self._put(edited):
-                await self._forget_changed_breakers([(job, edited)])
-                return self._announce_change(edited, "job.updated")
-        raise contended(f"job {job_id}")
+            return {job_id: (job, edited)}
+
+        pairs, left = await self._write([job_id], plan)
+        if left:
+            raise contended(f"job {job_id}")
+        changed = pairs[job_id][1]
+        assert changed is not None
+        return changed
 
     async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
         """Change every job that needs it; return how many did. A job may be removed meanwhile."""
@@ -324,12 +359,11 @@ class JobOperations:
     ) -> dict[str, MainspringError | None]:
         """Pause or resume many jobs, a thousand in one commit; return the error of each job."""
 
-        def make_write(job: Job, now: datetime) -> JobWrite | None:
+        def change(job: Job, now: datetime) -> Job:
             refuse_unreadable_job(job)
-            changed = _with_enabled(job, enabled, now)
-            return None if changed is job else JobWrite.put(replace(changed, updated_at=now))
+            return replace(_with_enabled(job, enabled, now), updated_at=now)
 
-        return await self._write_many(job_ids, make_write, pauses=not enabled)
+        return await self._change_many(job_ids, change)
 
     async def remove_many(
         self, job_ids: Iterable[str], *, force: bool, expected_version: Job | None = None
@@ -338,13 +372,12 @@ class JobOperations:
         ones end: with this attempt, for a retry is cancelled when it is claimed. Return the error
         of each job. `expected_version` is as for `edit`."""
 
-        def make_write(job: Job, now: datetime) -> JobWrite:
+        def change(job: Job, now: datetime) -> None:
             refuse_concurrent_edit(job, expected_version)
             if not force:
                 refuse_owned(job)
-            return JobWrite.drop(job.id, job.version)
 
-        return await self._write_many(job_ids, make_write)
+        return await self._change_many(job_ids, change)
 
     async def remove(
         self, job_id: str, *, force: bool, expected_version: Job | None = None
@@ -364,44 +397,27 @@ class JobOperations:
                 self._engine.emit("run.skipped", run)
         return bool(firings)
 
-    async def _write_many(
-        self,
-        job_ids: Iterable[str],
-        make_write: Callable[[Job, datetime], JobWrite | None],
-        *,
-        pauses: bool = False,
+    async def _change_many(
+        self, job_ids: Iterable[str], change: Callable[[Job, datetime], Job | None]
     ) -> dict[str, MainspringError | None]:
-        """Read jobs, decide what to write for each, and write; repeat for those that somebody else
-        changed meanwhile. `make_write` returns None if there is nothing to write. `pauses`: it
-        pauses the jobs."""
+        """Change jobs, or remove those for which `change` gives None; return the error of each."""
         outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
+
+        async def plan(stored: Stored, now: datetime) -> dict[str, Replacement]:
+            pairs: dict[str, Replacement] = {}
+            for job_id, job in stored.items():
+                try:
+                    if job is None:
+                        raise JobNotFound(job_id)
+                    pairs[job_id] = job, change(job, now)
+                except MainspringError as error:
+                    outcome[job_id] = error
+            return pairs
+
         ids = list(outcome)
         for start in range(0, len(ids), MANY_AT_ONCE):
-            left = ids[start : start + MANY_AT_ONCE]
-            for _ in range(TRIES):
-                if not left:
-                    break
-                query = JobQuery(ids=frozenset(left), limit=len(left))
-                jobs = {job.id: job for job in (await self._engine.store.jobs(query)).items}
-                now = await self._engine.store.now()
-                if pauses and await self._record_passed_slots(jobs.values(), now):
-                    continue
-                writes = []
-                for job_id in left:
-                    try:
-                        if job_id not in jobs:
-                            raise JobNotFound(job_id)
-                        if (write := make_write(jobs[job_id], now)) is not None:
-                            writes.append(write)
-                    except MainspringError as error:
-                        outcome[job_id] = error
-                done = await self._engine.store.put_jobs(writes)
-                await self._announce_writes(
-                    [w for w, kept in zip(writes, done, strict=True) if kept]
-                )
-                left = [w.id for w, kept in zip(writes, done, strict=True) if not kept]
-            for job_id in left:
-                outcome[job_id] = contended(f"job {job_id}")
+            _, left = await self._write(ids[start : start + MANY_AT_ONCE], plan)
+            outcome |= {job_id: contended(f"job {job_id}") for job_id in left}
         return outcome
 
     async def _forget_changed_breakers(self, pairs: Iterable[Replacement]) -> None:
@@ -517,13 +533,6 @@ class JobOperations:
                 job_id=job.id,
             )
 
-    def _announce_change(self, job: Job, event: str) -> Job:
-        job = replace(job, version=job.next_version())
-        self._engine.jobs.forget(job.id)
-        self._slot_firer.jobs_changed()
-        self._engine.emit(event, job_id=job.id, job=job)
-        return job
-
 
 def _with_enabled(job: Job, enabled: bool, now: datetime) -> Job:
     if job.enabled is enabled:
@@ -541,6 +550,7 @@ def _write_of(pair: Replacement) -> JobWrite:
     return JobWrite.drop(old.id, old.version)
 
 
-def _is_unchanged(pair: Replacement) -> bool:
-    old, new = pair
-    return old is not None and new is not None and replace(new, updated_at=old.updated_at) == old
+def _unless_equal(old: Job | None, new: Job | None) -> Job | None:
+    """The new job, or the old one if they are equal but for the time of the update."""
+    is_equal = old and new and replace(new, updated_at=old.updated_at) == old
+    return old if is_equal else new

@@ -139,7 +139,7 @@ class Scheduler(Client):
             self._registry.default = Handler("default", default_handler)
             self._registry.default.around = around
         self._job_sets: list[JobSet] = []
-        self._late_jobs: dict[str, concurrent.futures.Future[Job]] = {}
+        self._late_jobs: dict[str, concurrent.futures.Future[None]] = {}
         self._refused_late_jobs: dict[str, Exception] = {}
         if jobs is not None:
             self.define_jobs(jobs)
@@ -438,10 +438,10 @@ class Scheduler(Client):
                 self._define_after_start(self._engine, draft), self._engine_loop.loop
             )
 
-    async def _define_after_start(self, engine: Engine, draft: Job) -> Job:
+    async def _define_after_start(self, engine: Engine, draft: Job) -> None:
         if self._opening is not None:
             await self._wait_until_open(self._opening)
-        return await engine.define_after_start(draft)
+        await engine.define_after_start(draft)
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, after jobs decorated since the start are stored."""
