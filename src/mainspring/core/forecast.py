@@ -22,7 +22,7 @@ from mainspring.core.schedules import Cron, Interval, Schedule, dst
 from mainspring.core.schedules.base import in_utc
 from mainspring.core.schedules.cron_syntax import MACROS
 from mainspring.core.schedules.zones import zone_named
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, refused
 
 MOST_SLOTS = 500_000
 """Slots that are walked one by one: a few seconds of work."""
@@ -132,7 +132,7 @@ def forecast_load(
     """The load of these jobs in the `days` from `start` on: it includes `start`, not the end.
     Thousands of jobs take seconds."""
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
-        raise InvalidInput(f"days is 1 to {MOST_DAYS}, not {days!r}", field="days", given=days)
+        raise refused("days", days, f"is 1 to {MOST_DAYS}")
     zone = zone_named(timezone)
     start = in_utc(start, "start")
     # Whole days of the zone's calendar, also where the clocks change.

@@ -190,6 +190,12 @@ class Run(Struct, Generic[R], frozen=True, kw_only=True, gc=False):
         """Whether the run has ended: succeeded, failed, cancelled or skipped."""
         return self.state in FINISHED
 
+    def is_held(self, now: datetime) -> bool:
+        """Whether a worker holds the run: it is running, and its lease has not lapsed."""
+        if self.state is not State.RUNNING or self.lease_until is None:
+            return False
+        return self.lease_until > now
+
 
 class Sealed(Struct, frozen=True):
     """An encrypted secret, with the id of its key (see webhooks/vault.py)."""

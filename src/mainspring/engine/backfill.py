@@ -21,8 +21,8 @@ from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.pruner import history_begins, retention_of
 from mainspring.engine.slots import make_run, with_followers
-from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
-from mainspring.stores.protocol import RunQuery
+from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable, refused
+from mainspring.stores.paging import read_runs
 
 MOST_WITHOUT_LIMIT = 1000
 """Slots that may be backfilled without saying how many."""
@@ -167,9 +167,7 @@ def _check(plan: BackfillPlan, now: datetime) -> None:
             given=limit,
         )
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidInput(
-            f"priority is 0 to {MAX_PRIORITY}, not {priority!r}", field="priority", given=priority
-        )
+        raise refused("priority", priority, f"is 0 to {MAX_PRIORITY}")
 
 
 async def _count_slots(schedule: Schedule, plan: BackfillPlan) -> int:
@@ -209,8 +207,7 @@ async def _missing(
 ) -> dict[str, datetime]:
     """The ids of the runs to add, with their slots. Runs that are there are put in `existing`."""
     ids = {run_id for slot in slots for run_id in _ids(job, slot)}
-    page = await engine.store.find(RunQuery(ids=frozenset(ids), brief=True))
-    stored = {run.id: run for run in page.items}
+    stored = await read_runs(engine.store, ids)
     missing: dict[str, datetime] = {}
     for slot in slots:
         own, again = _ids(job, slot)

@@ -19,13 +19,13 @@ from msgspec import Struct, ValidationError, convert
 from mainspring.core import note_kinds
 from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
-from mainspring.core.model import Job, Note, Run, State, replace
+from mainspring.core.model import Job, Note, Run, replace
 from mainspring.core.policy import Breaker
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.context import EngineContext
-from mainspring.errors import Conflict
-from mainspring.stores.paging import all_items
-from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
+from mainspring.engine.store_retry import TRIES, contended
+from mainspring.stores.paging import all_items, read_jobs, read_runs
+from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
 NOTE_TTL = timedelta(days=366)
 """How long a state is kept that nothing changes. The end of the reset time is the end of its note
@@ -42,9 +42,6 @@ it, or its trial may have ended."""
 SHORTEST_WAIT = 0.001
 """Seconds before a run is claimed for a trial again, after one that came before the reset time was
 over by the store's clock."""
-
-TRIES = 10
-"""How often a compare-and-set is tried. Each lost try means that another node succeeded."""
 
 BreakerEvent = Literal["opened", "half_open", "closed"]
 Trial = tuple[str, int]
@@ -142,9 +139,8 @@ async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
     suspects = await _jobs_with_open_breaker(store)
     statuses: dict[str, BreakerStatus] = {}
     for at in range(0, len(suspects), 1000):
-        ids = frozenset(suspects[at : at + 1000])
-        jobs = (await store.jobs(JobQuery(ids=ids, limit=len(ids)))).items
-        statuses |= await breaker_statuses(store, jobs)
+        jobs = await read_jobs(store, suspects[at : at + 1000])
+        statuses |= await breaker_statuses(store, jobs.values())
     return {i: status for i, status in sorted(statuses.items()) if status.state != "closed"}
 
 
@@ -168,10 +164,7 @@ async def close_breaker(store: Store, job: Job) -> bool:
         [version] = await store.put_notes([_write(job, closed)])
         if version is not None:
             return circuit.state != "closed"
-    raise Conflict(
-        f"the breaker of job {job.id} was changed {TRIES} times while it was being closed; try"
-        " again"
-    )
+    raise contended(f"the breaker of job {job.id}")
 
 
 async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
@@ -302,12 +295,8 @@ class Breakers:
             self._under_way |= await self._trials_under_way(trials, now)
 
     async def _trials_under_way(self, trials: set[Trial], now: datetime) -> set[Trial]:
-        query = RunQuery(ids=frozenset(run_id for run_id, _ in trials), brief=True)
-        return trials & {
-            (run.id, run.token)
-            for run in (await self._engine.store.find(query)).items
-            if run.state is State.RUNNING and run.lease_until is not None and run.lease_until > now
-        }
+        runs = await read_runs(self._engine.store, {run_id for run_id, _ in trials})
+        return trials & {(run.id, run.token) for run in runs.values() if run.is_held(now)}
 
     async def _begin_trials(
         self, trials: dict[str, Run], jobs: dict[str, Job], circuits: dict[str, Circuit]

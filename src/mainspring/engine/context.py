@@ -21,7 +21,8 @@ from mainspring.engine.job_cache import JobCache
 from mainspring.engine.settings import Settings
 from mainspring.engine.store_retry import Outages, RetryingStore
 from mainspring.errors import StoreError
-from mainspring.stores.protocol import RunQuery, Store
+from mainspring.stores.paging import read_runs
+from mainspring.stores.protocol import Store
 
 log = logging.getLogger("mainspring")
 
@@ -73,8 +74,7 @@ class EngineContext:
             run.id for run in changed if run.finished and self.events.wanted(EVENT_OF[run.state])
         ]
         if ended:
-            page = await self.store.find(RunQuery(ids=frozenset(ended)))
-            for run in page.items:
+            for run in (await read_runs(self.store, ended, brief=False)).values():
                 if run.finished:
                     self.emit(EVENT_OF[run.state], run)
 

@@ -30,7 +30,7 @@ from mainspring.engine.context import EngineContext
 from mainspring.engine.leader import Leader
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.errors import StoreError
-from mainspring.stores.paging import all_items, pages
+from mainspring.stores.paging import all_items, pages, read_runs
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
 
 RELEASE_INTERVAL = 0.1
@@ -123,7 +123,7 @@ class FollowerReleaser:
         if not waiting:
             return
         names = {name for run in waiting for name in run.after}
-        upstream = await self._read_upstream(names)
+        upstream = await read_runs(self._engine.store, names)
         passed_over = {run.id: await self._earlier_slots(run, upstream) for run in waiting}
         known = {run.id: run.state for run in upstream.values()}
         now = self._engine.time.now()
@@ -139,10 +139,6 @@ class FollowerReleaser:
         for name in {name for earlier in passed_over.values() for name in earlier}:
             self.run_ended(name)  # it may have ended before the slot waited for it
 
-    async def _read_upstream(self, names: Iterable[str]) -> dict[str, Run]:
-        page = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
-        return {run.id: run for run in page.items}
-
     async def _earlier_slots(self, run: Run, upstream: dict[str, Run]) -> tuple[str, ...]:
         """The unfinished slots that a queued slot has to wait for because the one that it waited
         for was cancelled (or skipped) before its turn. What is read here is put into `upstream`."""
@@ -155,7 +151,7 @@ class FollowerReleaser:
             names = tuple(dict.fromkeys(name for slot in passed for name in slot.after))
             if not names:
                 return ()
-            upstream |= await self._read_upstream(set(names) - upstream.keys())
+            upstream |= await read_runs(self._engine.store, set(names) - upstream.keys())
 
 
 async def note_retry(engine: EngineContext, runs: Sequence[Run]) -> Note:
@@ -179,7 +175,7 @@ async def complete_retries(engine: EngineContext) -> None:
 
 
 async def _complete(engine: EngineContext, note: Note) -> None:
-    runs = (await engine.store.find(RunQuery(ids=_runs_of(note), brief=True))).items
+    runs = (await read_runs(engine.store, _runs_of(note))).values()
     # One that has not succeeded may be made pending at any moment, by a slow process.
     left = [run.id for run in runs if run.state in _UNSUCCESSFUL]
     again = [run for run in runs if run.state not in _UNSUCCESSFUL]

@@ -42,13 +42,13 @@ from mainspring.errors import (
     JobNotFound,
     MainspringError,
 )
-from mainspring.stores.paging import all_items
+from mainspring.stores.paging import all_items, read_jobs
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
 log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000
-"""How many jobs are read at once, and how many of those that a caller names one commit writes."""
+"""How many of the jobs that a caller names one commit writes."""
 
 Replacement = tuple[Job | None, Job | None]
 """A job before and after; None: there was none, or it was removed."""
@@ -70,8 +70,7 @@ class JobOperations:
         return all_items(self._engine.store.jobs, JobQuery(limit=1000))
 
     async def find_job(self, job_id: str) -> Job | None:
-        page = await self._engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
-        return page.items[0] if page.items else None
+        return (await read_jobs(self._engine.store, [job_id])).get(job_id)
 
     async def get_job(self, job_id: str) -> Job:
         job = await self.find_job(job_id)
@@ -96,9 +95,8 @@ class JobOperations:
             return
         order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
         order |= {job.id: job.policy.after for job in jobs}
-        names = frozenset(name for after in order.values() for name in after)
-        page = await self._engine.store.jobs(JobQuery(ids=names, limit=len(names)))
-        known = {job.id for job in page.items} | order.keys()
+        names = {name for after in order.values() for name in after}
+        known = (await read_jobs(self._engine.store, names)).keys() | order.keys()
         check_order(order, [job.id for job in jobs], known, all_known=all_known)
 
     async def create(self, draft: Job, *, dry_run: bool = False) -> Job:
@@ -256,8 +254,7 @@ class JobOperations:
         for _ in range(TRIES):
             if not left:
                 break
-            jobs = all_items(store.jobs, JobQuery(ids=frozenset(left), limit=MANY_AT_ONCE))
-            stored = {job.id: job async for job in jobs}
+            stored = await read_jobs(store, left)
             now = await store.now()
             planned = await plan({job_id: stored.get(job_id) for job_id in left}, now)
             pairs = {

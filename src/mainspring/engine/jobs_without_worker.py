@@ -26,7 +26,7 @@ from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers, find_workers
 from mainspring.engine.memory import megabytes
 from mainspring.engine.workflow import Followers
-from mainspring.stores.paging import all_items, pages
+from mainspring.stores.paging import all_items, pages, read_jobs
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.webhooks.service import HANDLER
 
@@ -250,8 +250,8 @@ class JobsWithoutWorker:
             await self._settle_some(ids[start : start + JOBS_AT_ONCE], noted)
 
     async def _settle_some(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
-        page = await self._engine.store.jobs(JobQuery(ids=frozenset(ids), limit=len(ids)))
-        jobs = {job.id: job for job in page.items if job.enabled and job.unreadable is None}
+        stored = await read_jobs(self._engine.store, ids)
+        jobs = {i: job for i, job in stored.items() if job.enabled and job.unreadable is None}
         this_worker = self._live_workers.this_worker()
         writes = []
         for job_id in ids:
@@ -370,9 +370,6 @@ class DefaultHandler:
         self._of_workers |= self._engine.registry.names()
         for worker in await find_workers(store):
             self._of_workers |= worker.handlers
-        unknown = frozenset(names - self._of_workers - self.names)
-        if unknown:
-            query = JobQuery(ids=unknown, limit=len(unknown))
-            jobs = (await store.jobs(query)).items
-            self._of_workers |= {job.id for job in jobs if job.owner is Owner.CODE}
+        unknown = await read_jobs(store, names - self._of_workers - self.names)
+        self._of_workers |= {job.id for job in unknown.values() if job.owner is Owner.CODE}
         self.names = frozenset(names - self._of_workers)

@@ -19,7 +19,6 @@ import socket
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from msgspec import Struct, convert, structs, to_builtins
 
 from mainspring.core import note_kinds
 from mainspring.core.model import Job, Note, Owner, replace
+from mainspring.core.version import __version__
 from mainspring.engine.context import EngineContext
 from mainspring.engine.memory import resident_memory
 from mainspring.stores.election import LEADER
@@ -128,15 +128,6 @@ def no_worker_fires(workers: Iterable[LiveWorker]) -> bool:
     """Whether workers are alive, and firing is switched off on each of them."""
     alive = list(workers)
     return bool(alive) and not any(worker.fires for worker in alive)
-
-
-@cache
-def _version() -> str:
-    """The version of this program; empty where the package is not installed."""
-    try:
-        return metadata.version("mainspring")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class LiveWorkers:
@@ -246,7 +237,7 @@ class LiveWorkers:
             self.this_worker(),
             node=node_name(),
             pid=os.getpid(),
-            version=_version(),
+            version=__version__,
             capacity=settings.workers,
             running=self._running(),
             memory=resident_memory(),

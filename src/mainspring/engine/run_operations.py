@@ -46,7 +46,7 @@ from mainspring.errors import (
     RunNotFound,
     StoreError,
 )
-from mainspring.stores.paging import read_note
+from mainspring.stores.paging import read_note, read_runs
 from mainspring.stores.protocol import Added, NoteWrite, RunQuery
 
 log = logging.getLogger("mainspring")
@@ -339,23 +339,15 @@ class RunOperations:
 
     async def make_retries(self, runs: Sequence[Run]) -> list[Change]:
         """Make the changes that try these runs again."""
-        states = await self._read_states({name for run in runs for name in run.after})
+        upstream = {name for run in runs for name in run.after}
+        before = (await read_runs(self._engine.store, upstream)).values()
+        states = {run.id: run.state for run in before}
         states |= dict.fromkeys((run.id for run in runs), State.PENDING)
         now = await self._engine.store.now()
         return [
             transitions.revived(run, now, waits_for=transitions.awaited_again(run, states))
             for run in runs
         ]
-
-    async def _read_states(self, run_ids: Iterable[str]) -> dict[str, State]:
-        """Read the states of those of these runs that exist."""
-        names = list(run_ids)
-        states: dict[str, State] = {}
-        for start in range(0, len(names), MANY_AT_ONCE):
-            query = RunQuery(ids=frozenset(names[start : start + MANY_AT_ONCE]), brief=True)
-            runs = (await self._engine.store.find(query)).items
-            states |= {run.id: run.state for run in runs}
-        return states
 
     async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
         """Commit changes of `make_retries`, and return which were kept. The runs after them wait
@@ -426,9 +418,9 @@ class RunOperations:
     async def _pages(self, chosen: _Chosen, *, brief: bool = False) -> AsyncIterator[list[Run]]:
         if chosen.ids is not None:
             for start in range(0, len(chosen.ids), PAGE):
-                ids = frozenset(chosen.ids[start : start + PAGE])
-                page = await self._engine.store.find(RunQuery(ids=ids, brief=brief))
-                yield [run for run in page.items if run.state in chosen.states]
+                ids = chosen.ids[start : start + PAGE]
+                runs = await read_runs(self._engine.store, ids, brief=brief)
+                yield [run for run in runs.values() if run.state in chosen.states]
             return
         query, left = chosen.query, chosen.query.limit
         cursor = query.cursor
@@ -560,10 +552,7 @@ class RunOperations:
 
     async def _check_upstream(self, run_ids: tuple[str, ...]) -> None:
         """Raise RunNotFound for the first run of these that does not exist."""
-        if not run_ids:
-            return
-        page = await self._engine.store.find(RunQuery(ids=frozenset(run_ids), brief=True))
-        known = {run.id for run in page.items}
+        known = await read_runs(self._engine.store, run_ids)
         for run_id in run_ids:
             if run_id not in known:
                 raise RunNotFound(run_id)

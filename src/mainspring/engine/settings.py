@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 from mainspring.core.durations import duration
 from mainspring.core.policy import Policy, Span, memory_size
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, refused
 
 
 class Choices(TypedDict, total=False):
@@ -30,46 +29,9 @@ class Choices(TypedDict, total=False):
     log_each_run: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of one engine."""
-
-    worker_id: str
-    workers: int = 0
-    queues: frozenset[str] | None = None
-    lease: timedelta = timedelta(seconds=30)
-    poll: timedelta = timedelta(seconds=1)
-    retention: timedelta = timedelta(days=30)
-    history: int | None = None
-    """How many finished runs of each job are kept; None: any number, within the retention."""
-    prune_every: timedelta = timedelta(minutes=1)
-    leader_election: bool = True
-    wait_for_store: timedelta = timedelta(seconds=30)
-    enabled: bool = True
-    """Whether this process fires slots. One that does not still runs what is enqueued."""
-    memory_limit: int | None = None
-    """Bytes of memory at which the process claims no more runs, and drains."""
-    drain_timeout: timedelta = timedelta(seconds=30)
-    """How long runs may take to end after the memory limit was reached."""
-    log_each_run: bool = True
-    """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
-
-    @classmethod
-    def make(cls, worker_id: str, **options: Any) -> Settings:
-        """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
-        return cls(
-            worker_id=worker_id, **{name: _READ[name](value) for name, value in options.items()}
-        )
-
-    def changed(self, **choices: Unpack[Choices]) -> Settings:
-        """Return these settings with the overrides applied."""
-        overrides = {name: value for name, value in choices.items() if value is not None}
-        return replace(self, **{name: _READ[name](value) for name, value in overrides.items()})
-
-
 def _workers(given: int) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 10_000:
-        raise InvalidInput(f"workers is 0 to 10000, not {given!r}", field="workers", given=given)
+        raise refused("workers", given, "is 0 to 10000")
     return given
 
 
@@ -77,25 +39,18 @@ def _history(given: int | None) -> int | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise InvalidInput(
-            f"history is 0 or more (runs of each job), or None, not {given!r}",
-            field="history",
-            given=given,
-            allowed="0 or more, or None",
-        )
+        raise refused("history", given, "is 0 or more (runs of each job), or None")
     return given
 
 
-def _span(name: str, least: Span, most: Span | None = None) -> Callable[[Span], timedelta]:
+def _span(name: str, least: Span = 0, most: Span | None = None) -> Callable[[Span], timedelta]:
     """Reads a duration between these two."""
     allowed = f"at least {least}" if most is None else f"{least} to {most}"
 
     def read(given: Span) -> timedelta:
         span = duration(given, what=name)
         if span < duration(least) or (most is not None and span > duration(most)):
-            raise InvalidInput(
-                f"{name} is {allowed}, not {given!r}", field=name, given=given, allowed=allowed
-            )
+            raise refused(name, given, f"is {allowed}", allowed)
         return span
 
     return read
@@ -143,19 +98,46 @@ def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
     return names
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one engine. Each is annotated with the function that reads what is given for
+    it, and raises InvalidInput for what is not allowed."""
+
+    worker_id: str
+    workers: Annotated[int, _workers] = 0
+    queues: Annotated[frozenset[str] | None, _queues] = None
+    lease: Annotated[timedelta, _span("lease", "1s")] = timedelta(seconds=30)
+    poll: Annotated[timedelta, _span("poll", "10ms", "1m")] = timedelta(seconds=1)
+    retention: Annotated[timedelta, _span("retention")] = timedelta(days=30)
+    history: Annotated[int | None, _history] = None
+    """How many finished runs of each job are kept; None: any number, within the retention."""
+    prune_every: Annotated[timedelta, read_prune_every] = timedelta(minutes=1)
+    leader_election: Annotated[bool, _leader_election] = True
+    wait_for_store: Annotated[timedelta, _span("wait_for_store")] = timedelta(seconds=30)
+    enabled: Annotated[bool, _enabled] = True
+    """Whether this process fires slots. One that does not still runs what is enqueued."""
+    memory_limit: Annotated[int | None, memory_size] = None
+    """Bytes of memory at which the process claims no more runs, and drains."""
+    drain_timeout: Annotated[timedelta, _span("drain_timeout")] = timedelta(seconds=30)
+    """How long runs may take to end after the memory limit was reached."""
+    log_each_run: Annotated[bool, bool] = True
+    """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
+
+    @classmethod
+    def make(cls, worker_id: str, **options: Any) -> Settings:
+        """Make settings from what the program gives."""
+        return cls(
+            worker_id=worker_id, **{name: _READ[name](value) for name, value in options.items()}
+        )
+
+    def changed(self, **choices: Unpack[Choices]) -> Settings:
+        """Return these settings with the overrides applied."""
+        overrides = {name: value for name, value in choices.items() if value is not None}
+        return replace(self, **{name: _READ[name](value) for name, value in overrides.items()})
+
+
 _READ: dict[str, Callable[[Any], Any]] = {
-    "workers": _workers,
-    "queues": _queues,
-    "lease": _span("lease", "1s"),
-    "poll": _span("poll", "10ms", "1m"),
-    "retention": partial(duration, what="retention"),
-    "history": _history,
-    "prune_every": read_prune_every,
-    "leader_election": _leader_election,
-    "wait_for_store": partial(duration, what="wait_for_store"),
-    "enabled": _enabled,
-    "memory_limit": memory_size,
-    "drain_timeout": partial(duration, what="drain_timeout"),
-    "log_each_run": bool,
+    name: kind.__metadata__[0]
+    for name, kind in get_type_hints(Settings, include_extras=True).items()
+    if hasattr(kind, "__metadata__")
 }
-"""By setting: reads what a program or an operator gives, and raises InvalidInput."""

@@ -25,7 +25,7 @@ from mainspring.engine.live_workers import LiveWorker, no_worker_fires, read_upt
 from mainspring.engine.pruner import history_begins, history_of, retention_of
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.limits import next_start
-from mainspring.stores.paging import all_items, pages
+from mainspring.stores.paging import all_items, pages, read_jobs, read_runs
 from mainspring.stores.protocol import JobQuery, RunQuery
 
 MAX_UPSTREAM_DEPTH = 10
@@ -123,7 +123,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation:
     """Explain a job (with `at`: its slot at that moment) or a run, by id."""
-    if (job := await _find_job(engine, name)) is not None:
+    if (job := await engine.job_operations.find_job(name)) is not None:
         return await (_explain_job(engine, job) if at is None else _explain_slot(engine, job, at))
     try:
         explanation = await explain_run(engine, name)
@@ -141,7 +141,7 @@ async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation
 async def _explain_deleted(engine: Engine, run_id: str) -> Explanation:
     """Explain the run of a slot that is not in the store, by what is known of the slot."""
     job_id, _, slot = run_id.partition("@")
-    job, at = await _find_job(engine, job_id), slot_of(slot.partition("@")[0])
+    job, at = await engine.job_operations.find_job(job_id), slot_of(slot.partition("@")[0])
     if job is None or at is None:
         raise RunNotFound(run_id)
     return await _explain_slot(engine, job, at)
@@ -192,8 +192,8 @@ async def _find_earliest(engine: Engine, job: Job, state: State) -> Run | None:
         earliest = min(ahead, key=lambda run: run.run_at)
     if earliest is None:
         return None
-    whole = (await engine.store.find(RunQuery(ids=frozenset({earliest.id})))).items
-    return whole[0] if whole else earliest
+    whole = await read_runs(engine.store, [earliest.id], brief=False)
+    return whole.get(earliest.id) or earliest
 
 
 async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanation:
@@ -216,8 +216,7 @@ async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanat
     when = f"after {_listed(job.policy.after)}" if job.policy.after else "when it is enqueued"
     text = f"it has no schedule: it runs {when}"
     if job.policy.after:
-        query = JobQuery(ids=frozenset(job.policy.after), limit=len(job.policy.after))
-        there = {upstream.id for upstream in (await engine.store.jobs(query)).items}
+        there = await read_jobs(engine.store, job.policy.after)
         if gone := [id for id in job.policy.after if id not in there]:
             text = f"it comes after {_listed(gone)}, and there is no such job"
     if newest:
@@ -275,8 +274,7 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     """Why a job did not run at a moment: by the run of that slot, else by what else is known."""
     at = _exact_slot(job, at.astimezone(UTC))
     own = slot_run_id(job.id, at)
-    page = await engine.store.find(RunQuery(ids=frozenset({own, f"{own}@backfill"})))
-    by_id = {run.id: run for run in page.items}
+    by_id = await read_runs(engine.store, [own, f"{own}@backfill"], brief=False)
     run = by_id.get(f"{own}@backfill") or by_id.get(own)
     if run is not None and not (run.reason == transitions.MISFIRE and run.id == own):
         return replace(await _explain_run(engine, run), at=at)
@@ -374,8 +372,8 @@ async def _find_gap(engine: Engine, job: Job, at: datetime) -> Run | None:
     async for page in pages(engine.store.find, query):
         gaps = [run for run in page if run.reason in _GAP_REASONS and run.scheduled_at <= at]
         if gaps:
-            whole = await engine.store.find(RunQuery(ids=frozenset(run.id for run in gaps)))
-            for run in whole.items:
+            whole = await read_runs(engine.store, [run.id for run in gaps], brief=False)
+            for run in whole.values():
                 if run.scheduled_at <= at <= _last_missed(run):
                     return run
         seen += len(page)
@@ -478,7 +476,7 @@ async def _explain_run(engine: Engine, run: Run, depth: int = MAX_UPSTREAM_DEPTH
 
 
 async def _describe_failure(engine: Engine, run: Run) -> str:
-    job = await _find_job(engine, run.job_id)
+    job = await engine.job_operations.find_job(run.job_id)
     last = "no other follows"
     if job is not None and run.failures > job.policy.retries:
         last = f"the last that retries={job.policy.retries} allows"
@@ -500,7 +498,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
         text = f"its record cannot be read: {run.unreadable}"
         return _explained(run, Reason.UNREADABLE, text)
     now = await engine.store.now()
-    job = await _find_job(engine, run.job_id)
+    job = await engine.job_operations.find_job(run.job_id)
     if run.run_at > now:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
@@ -547,8 +545,8 @@ def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reaso
 
 
 async def _explain_waiting(engine: Engine, run: Run, depth: int) -> Explanation:
-    page = await engine.store.find(RunQuery(ids=frozenset(run.after)))
-    unfinished = sorted((up for up in page.items if not up.finished), key=lambda up: up.id)
+    upstream = (await read_runs(engine.store, run.after, brief=False)).values()
+    unfinished = sorted((up for up in upstream if not up.finished), key=lambda up: up.id)
     names = [upstream.id for upstream in unfinished]
     if not unfinished:
         text = "the runs that it waits for have ended: it goes on within seconds"
@@ -590,7 +588,7 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
 async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
     match run.reason:
         case transitions.MISFIRE:
-            job = await _find_job(engine, run.job_id)
+            job = await engine.job_operations.find_job(run.job_id)
             return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
         case transitions.PAUSED:
             return _paused_then(run)
@@ -632,8 +630,7 @@ async def _overlapped(engine: Engine, run: Run) -> Explanation:
     text = "an earlier run of the job had not ended, and its overlap policy is to skip"
     if earlier:
         text += f": {_listed(earlier)}"
-        page = await engine.store.find(RunQuery(ids=frozenset(earlier[:1]), brief=True))
-        for first in page.items:
+        for first in (await read_runs(engine.store, earlier[:1])).values():
             ended = f"is {first.state}"
             if first.finished:
                 ended = f"ended at {_moment(first.finished_at)}"
@@ -642,15 +639,14 @@ async def _overlapped(engine: Engine, run: Run) -> Explanation:
 
 
 async def _after_failure(engine: Engine, run: Run) -> Explanation:
-    page = await engine.store.find(RunQuery(ids=frozenset(run.after), brief=True))
+    known = await read_runs(engine.store, run.after)
     if run.reason == transitions.UPSTREAM_DELETED:
-        known = {upstream.id for upstream in page.items}
         ids = told = [name for name in run.after if name not in known]
         text = (
             "a run that it comes after is not in the store, so it is not known whether it succeeded"
         )
     else:
-        bad = [up for up in page.items if up.finished and up.state is not State.SUCCEEDED]
+        bad = [up for up in known.values() if up.finished and up.state is not State.SUCCEEDED]
         ids, told = [up.id for up in bad], [f"{up.id} {_is(up.state)}" for up in bad]
         text = "a run that it comes after did not succeed"
     return _explained(
@@ -663,11 +659,6 @@ def _is(state: State) -> str:
 
 
 # Limits
-
-
-async def _find_job(engine: Engine, job_id: str) -> Job | None:
-    page = await engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
-    return page.items[0] if page.items else None
 
 
 async def _find_blocker(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
@@ -696,21 +687,14 @@ async def _breaker_open(engine: Engine, run: Run, job: Job, now: datetime) -> Ex
         failures = "1 failure" if breaker.failures == 1 else f"{breaker.failures} failures in a row"
         text = f"its circuit breaker is open until {_moment(breaker.until)}, after {failures}"
         return _explained(run, Reason.BREAKER, text, **facts)
-    if breaker.trial is None or not await _is_running(engine, breaker.trial, now):
+    trials = [] if breaker.trial is None else [breaker.trial]
+    if not any(trial.is_held(now) for trial in (await read_runs(engine.store, trials)).values()):
         return None  # the next run that starts is the trial
     text = (
         f"its circuit breaker is half open: {breaker.trial} is the trial, and no other run starts"
         " before it has ended"
     )
     return _explained(run, Reason.BREAKER, text, **facts)
-
-
-async def _is_running(engine: Engine, run_id: str, now: datetime) -> bool:
-    page = await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))
-    return any(
-        run.state is State.RUNNING and run.lease_until is not None and run.lease_until > now
-        for run in page.items
-    )
 
 
 async def _rate_reached(engine: Engine, run: Run, job: Job) -> Explanation | None:
@@ -735,7 +719,7 @@ async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> E
     running = [
         other.id
         async for other in all_items(engine.store.find, query)
-        if other.job_id in sharing and other.lease_until is not None and other.lease_until > now
+        if other.job_id in sharing and other.is_held(now)
     ]
     if len(running) < limit:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from mainspring.core.resources import Factory, Resources
 from mainspring.engine.attempt import error_text
-from mainspring.errors import InvalidInput, ResourceFailed
+from mainspring.errors import ResourceFailed, refused
 
 log = logging.getLogger("mainspring")
 
@@ -21,11 +21,7 @@ def check_resources(given: Mapping[str, Any] | None) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InvalidInput(
-            f"resources is a mapping of names to values and factories, not {given!r}",
-            field="resources",
-            given=given,
-        )
+        raise refused("resources", given, "is a mapping of names to values and factories")
     for name, value in given.items():
         Factory.of(name, value)
     return dict(given)

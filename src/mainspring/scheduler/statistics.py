@@ -29,8 +29,8 @@ from mainspring.engine.jobs_without_worker import find_orphans, without_worker
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.memory import resident_memory
 from mainspring.engine.settings import Settings
-from mainspring.errors import InvalidInput, StoreError
-from mainspring.stores.paging import all_items
+from mainspring.errors import StoreError, refused
+from mainspring.stores.paging import all_items, read_runs
 from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
 LOOKUPS_AT_ONCE = 50
@@ -299,8 +299,8 @@ async def _started_before_pruning(engine: Engine, jobs: Sequence[Job]) -> dict[s
     ended = {job_id: totals.last for job_id, totals in counts.totals.items() if totals.last}
     if not ended:
         return {}
-    query = RunQuery(ids=frozenset(last.id for last in ended.values()), brief=True)
-    created = {run.id: run.created_at for run in (await engine.store.find(query)).items}
+    runs = await read_runs(engine.store, {last.id for last in ended.values()})
+    created = {run.id: run.created_at for run in runs.values()}
     return {
         job.id: last.started_at
         for job in jobs
@@ -411,13 +411,7 @@ async def job_metrics(engine: Engine, job_id: str, window: Span) -> JobMetrics:
 def _window(window: Span) -> timedelta:
     span = duration(window, what="window")
     if not SHORTEST_WINDOW <= span <= PERIODS_KEPT:
-        raise InvalidInput(
-            f"window is 1h to {PERIODS_KEPT.days}d, not {window!r}: counts of an hour are kept for"
-            f" {PERIODS_KEPT.days} days",
-            field="window",
-            given=window,
-            allowed=f"1h to {PERIODS_KEPT.days}d",
-        )
+        raise refused("window", window, f"is 1h to {PERIODS_KEPT.days}d")
     return span
 
 

@@ -14,7 +14,7 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.slots import with_followers
 from mainspring.engine.workflow import runs_after, upstream_of
 from mainspring.errors import JobNotFound, RunNotFound
-from mainspring.stores.paging import all_items
+from mainspring.stores.paging import all_items, read_runs
 from mainspring.stores.protocol import JobQuery, RunQuery
 
 
@@ -136,9 +136,8 @@ PAGE = 1000
 async def read_workflow(engine: Engine, name: str, searched: int = SEARCHED_RUNS) -> Workflow:
     """The workflow of a run with this id, or else of a job with this id. `searched`: as in
     `Client.workflow`."""
-    page = await engine.store.find(RunQuery(ids=frozenset({name}), brief=True))
-    if page.items:
-        return await _workflow_of_run(engine, page.items[0], searched)
+    if (run := (await read_runs(engine.store, [name])).get(name)) is not None:
+        return await _workflow_of_run(engine, run, searched)
     return await _workflow_of_job(engine, name)
 
 
@@ -222,11 +221,7 @@ async def _upstream_runs(engine: Engine, run: Run) -> dict[str, Run]:
 
 
 async def _runs_by_id(engine: Engine, ids: Iterable[str]) -> dict[str, Run]:
-    ids = sorted(ids)[:MOST_RUNS]
-    if not ids:
-        return {}
-    page = await engine.store.find(RunQuery(ids=frozenset(ids), brief=True))
-    return {run.id: run for run in page.items}
+    return await read_runs(engine.store, sorted(ids)[:MOST_RUNS])
 
 
 async def _enqueued_after(

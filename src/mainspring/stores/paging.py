@@ -1,15 +1,16 @@
-"""Reads all that a query finds, page by page, or one note; makes and checks cursors of pages."""
+"""Reads all that a query finds, page by page, or what has these ids; makes and checks cursors of
+pages."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from mainspring.core.model import Note, Page
+from mainspring.core.model import Job, Note, Page, Run
 from mainspring.errors import InvalidCursor
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
@@ -39,6 +40,28 @@ async def all_items(read: Callable[[Q], Awaitable[Page[T]]], query: Q) -> AsyncI
     async for page in pages(read, query):
         for item in page:
             yield item
+
+
+BATCH = 1000
+
+
+async def read_runs(store: Store, ids: Iterable[str], *, brief: bool = True) -> dict[str, Run]:
+    """Those of the runs that exist, by id."""
+    names, runs = list(ids), dict[str, Run]()
+    for start in range(0, len(names), BATCH):
+        query = RunQuery(ids=frozenset(names[start : start + BATCH]), brief=brief)
+        runs |= {run.id: run for run in (await store.find(query)).items}
+    return runs
+
+
+async def read_jobs(store: Store, ids: Iterable[str]) -> dict[str, Job]:
+    """Those of the jobs that exist, by id."""
+    names, jobs = list(ids), dict[str, Job]()
+    for start in range(0, len(names), BATCH):
+        part = frozenset(names[start : start + BATCH])
+        page = await store.jobs(JobQuery(ids=part, limit=len(part)))
+        jobs |= {job.id: job for job in page.items}
+    return jobs
 
 
 async def read_note(store: Store, kind: str, name: str) -> Note | None:

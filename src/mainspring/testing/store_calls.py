@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run
-from mainspring.stores.protocol import Claim, JobWrite, NoteWrite, RunQuery, Store
+from mainspring.stores.paging import read_runs
+from mainspring.stores.protocol import Claim, JobWrite, NoteWrite, Store
 
 
 async def put_job(store: Store, job: Job) -> bool:
@@ -47,6 +48,5 @@ async def drop_runs(store: Store, ids: Iterable[str]) -> int:
 async def get_runs(store: Store, ids: Iterable[str], *, brief: bool = False) -> dict[str, Run]:
     """The runs of these ids that exist, in the order of the ids."""
     wanted = list(dict.fromkeys(ids))
-    page = await store.find(RunQuery(ids=frozenset(wanted), brief=brief))
-    stored = {run.id: run for run in page.items}
+    stored = await read_runs(store, wanted, brief=brief)
     return {run_id: stored[run_id] for run_id in wanted if run_id in stored}
