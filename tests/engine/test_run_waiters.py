@@ -11,7 +11,7 @@ import pytest
 from mainspring import Run, State
 from mainspring.core import transitions
 from mainspring.core.model import Page
-from mainspring.engine.run_waiters import LAST_READ, RunWaiters
+from mainspring.engine.run_operations import LAST_READ, RunWaiters
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from mainspring.core.clock import EPOCH
-from mainspring.core.model import Attempt, Outcome, replace
-from mainspring.core.node_runs import on_each_node
+from mainspring.core.model import Attempt, Outcome, on_each_node, replace
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore

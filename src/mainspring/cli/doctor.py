@@ -34,8 +34,7 @@ from mainspring.cli.store_access import (
     open_existing,
 )
 from mainspring.core.clock import SystemClock
-from mainspring.core.model import Job, State, replace
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import Job, State, is_node_handler, replace
 from mainspring.core.plurals import plural
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.jobs_without_worker import (

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State, replace
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import Run, State, is_node_handler, replace
 from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 

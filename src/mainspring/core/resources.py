@@ -4,7 +4,9 @@ process or for each run. docs/decisions/0027-resources.md says why."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import (
@@ -20,7 +22,7 @@ from typing import Any
 
 from mainspring.core.context import RunContext, is_context_parameter, type_hints
 from mainspring.core.events import running_loop
-from mainspring.errors import InvalidInput, InvalidState
+from mainspring.errors import InvalidInput, InvalidState, ResourceFailed, refused
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -250,3 +252,95 @@ def _needs_loop(name: str) -> str:
         " opens it, and this code runs in a thread: write the handler as `async def` (without"
         ' isolation="thread"), or give a resource that is not asynchronous'
     )
+
+
+log = logging.getLogger("mainspring")
+
+
+def check_resources(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of what `Scheduler(resources=…)` is given. Refuses a factory that cannot be called."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise refused("resources", given, "is a mapping of names to values and factories")
+    for name, value in given.items():
+        Factory.of(name, value)
+    return dict(given)
+
+
+class ResourceKeeper:
+    """Opens and closes resources on the program's loop, both in one task: some context managers
+    must be left by the task that entered them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        made = {name: Factory.of(name, value) for name, value in given.items()}
+        self._given = given
+        self._factories = {name: factory for name, factory in made.items() if factory}
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop
+        self._task: asyncio.Task[None]
+        self._closing: asyncio.Event
+
+    async def open(self) -> Mapping[str, Any]:
+        """Open them in the order in which they were given. Raises ResourceFailed."""
+        if not self._factories:
+            return self._given
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        opened: asyncio.Future[Mapping[str, Any]] = self._loop.create_future()
+        self._task = self._loop.create_task(self._keep(opened))
+        try:
+            return await opened
+        except BaseException:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+
+    async def close(self) -> None:
+        """Close them, the last one first. Errors are logged."""
+        if not self._factories or self._closed.done() or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._closing.set)
+        await asyncio.wrap_future(self._closed)
+
+    async def _keep(self, opened: asyncio.Future[Mapping[str, Any]]) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    resources = await self._open_all(stack)
+                except BaseException as error:
+                    if not opened.done():
+                        opened.set_exception(error)
+                    return
+                if not opened.done():
+                    opened.set_result(resources)
+                    await self._closing.wait()
+        finally:
+            self._closed.set_result(None)
+
+    async def _open_all(self, stack: AsyncExitStack) -> Mapping[str, Any]:
+        values = {n: value for n, value in self._given.items() if n not in self._factories}
+        on_loop = set()
+        for name, factory in self._factories.items():
+            if factory.per_run:
+                continue
+            own = AsyncExitStack()
+            stack.push_async_callback(self._close_one, name, own)
+            try:
+                values[name], is_async = await factory.open(own)
+            except Exception as error:
+                raise ResourceFailed(
+                    f"the resource {name!r} could not be opened, so nothing was started:"
+                    f" {type(error).__name__}: {error}"
+                ) from error
+            if is_async:
+                on_loop.add(name)
+        return Resources(
+            values, factories=self._factories, on_loop=frozenset(on_loop), loop=self._loop
+        )
+
+    async def _close_one(self, name: str, stack: AsyncExitStack) -> None:
+        try:
+            await stack.aclose()
+        except Exception:
+            log.exception("the resource %r could not be closed", name)

@@ -10,6 +10,7 @@ and one run when a trial may begin. docs/decisions/0018-shared-breakers.md says 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -56,6 +57,8 @@ class Circuit(Struct, frozen=True):
     until: datetime | None = None
     trial: Trial | None = None
     version: int = 0
+    job: int = 0
+    """When its job was created, in microseconds. An earlier job of this id may leave one."""
 
     def after(self, outcomes: Sequence[JobOutcome]) -> tuple[Circuit, dict[str, BreakerEvent]]:
         """The state after these outcomes, and which run changed it how. While the breaker is not
@@ -87,15 +90,6 @@ class JobOutcome(Struct, frozen=True):
     job: Job
     breaker: Breaker
     ok: bool
-
-
-class StoredCircuit(Struct, frozen=True):
-    """The value of a note. `job`: when its job was created, in microseconds."""
-
-    job: int
-    state: Literal["closed", "open", "half_open"]
-    failures: int
-    trial: Trial | None = None
 
 
 class BreakerStatus(Struct, frozen=True):
@@ -444,20 +438,14 @@ async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
 def _circuit(note: Note | None, job: Job) -> Circuit:
     if note is None:
         return Circuit()
-    closed = Circuit(version=note.version)
-    try:
-        stored = convert(note.value, StoredCircuit)
-    except ValidationError:
-        return closed  # damaged, or of a later version: it must not hold up the claims of a worker
-    if stored.job != to_us(job.created_at):
-        return closed  # it was left by an earlier job of this id
-    return Circuit(
-        state=stored.state,
-        failures=stored.failures,
-        until=note.expires_at - NOTE_TTL if stored.state == "open" and note.expires_at else None,
-        trial=stored.trial,
-        version=note.version,
-    )
+    # One that is damaged, or of a later version, must not hold up the claims of a worker.
+    circuit = Circuit()
+    with contextlib.suppress(ValidationError):
+        circuit = convert(note.value, Circuit)
+    if circuit.job != to_us(job.created_at):
+        return Circuit(version=note.version)
+    until = note.expires_at - NOTE_TTL if circuit.state == "open" and note.expires_at else None
+    return replace(circuit, job=0, until=until, version=note.version)
 
 
 def _write(job: Job, circuit: Circuit) -> NoteWrite:

@@ -33,8 +33,7 @@ from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory import MemoryWatch, megabytes, refuse_low_limit
 from mainspring.engine.pruner import Pruner
 from mainspring.engine.rescuer import Rescuer
-from mainspring.engine.run_operations import RunOperations
-from mainspring.engine.run_waiters import RunWaiters
+from mainspring.engine.run_operations import RunOperations, RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store

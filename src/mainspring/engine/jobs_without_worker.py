@@ -19,8 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from mainspring.core import note_kinds
-from mainspring.core.model import LIVE, Job, Note, Owner
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import LIVE, Job, Note, Owner, is_node_handler
 from mainspring.core.plurals import list_some
 from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers, find_workers

@@ -8,8 +8,7 @@ import logging
 from datetime import datetime
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State
-from mainspring.core.node_runs import is_node_handler, node_handler, node_of
+from mainspring.core.model import Run, State, is_node_handler, node_handler, node_of
 from mainspring.core.policy import Delivery
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leader import Leader

@@ -14,10 +14,11 @@ from mainspring.core.model import (
     Run,
     Source,
     State,
+    on_each_node,
     replace,
     slot_run_id,
+    without_node,
 )
-from mainspring.core.node_runs import on_each_node, without_node
 from mainspring.core.overlap import may_never_start
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule

@@ -17,8 +17,7 @@ from datetime import datetime, timedelta
 from mainspring.core import transitions
 from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.core.handlers import Handler
-from mainspring.core.model import Job, Run
-from mainspring.core.node_runs import node_handler, node_of
+from mainspring.core.model import Job, Run, node_handler, node_of
 from mainspring.core.policy import Isolation
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.completer import Completer

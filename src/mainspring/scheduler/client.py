@@ -45,6 +45,7 @@ from mainspring.core.options import (
     run_id_of,
 )
 from mainspring.core.policy import Policy, Span, check_defaults
+from mainspring.core.resources import ResourceKeeper
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.core.trace_context import current_trace
@@ -96,7 +97,6 @@ from mainspring.scheduler.queries import (
     page_offset,
     state_set,
 )
-from mainspring.scheduler.resource_keeper import ResourceKeeper
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import SEARCHED_RUNS, Workflow, read_workflow
 from mainspring.stores import DEFAULT_STORE, STORE_OF_ENVIRONMENT, open_store

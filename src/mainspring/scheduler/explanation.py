@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainspring.core import node_runs, transitions
+from mainspring.core import model, transitions
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import Job, Run, State, replace, slot_of, slot_run_id
 from mainspring.core.plurals import list_some
@@ -310,7 +310,7 @@ async def _find_on_nodes(engine: Engine, job: Job, own: str, at: datetime) -> li
     runs: list[Run] = []
     seen = 0
     async for page in pages(engine.store.find, query):
-        runs += [run for run in page if node_runs.without_node(run) == own and run.id != own]
+        runs += [run for run in page if model.without_node(run) == own and run.id != own]
         seen += len(page)
         if seen >= MOST_GAPS:
             break
@@ -324,8 +324,8 @@ async def _explain_on_nodes(engine: Engine, runs: list[Run]) -> Explanation:
     succeeded = sum(run.state is State.SUCCEEDED for run in runs)
     text = f"it succeeded on {succeeded} of {len(runs)} nodes"
     if shown.state is not State.SUCCEEDED:
-        text += f"; on {node_runs.node_of(shown)}: {whole.sentence}"
-    nodes = {node_runs.node_of(run): str(run.state) for run in runs}
+        text += f"; on {model.node_of(shown)}: {whole.sentence}"
+    nodes = {model.node_of(run): str(run.state) for run in runs}
     return replace(whole, sentence=text, facts={**whole.facts, "nodes": nodes})
 
 
@@ -503,7 +503,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
     workers = await engine.live_workers.read_workers()
-    node = node_runs.node_of(run)
+    node = model.node_of(run)
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends in about a minute"
         return _explained(run, Reason.NODE_GONE, text, node=node)
@@ -605,10 +605,10 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
         ):
             return await _after_failure(engine, run)
         case transitions.NODE_GONE:
-            node = node_runs.node_of(run)
+            node = model.node_of(run)
             text = f"its node {node} ended before it took the run"
             return _explained(run, Reason.NODE_GONE, text, node=node)
-        case node_runs.NO_NODE:
+        case model.NO_NODE:
             text = "no worker was alive that could run it when it was made"
             return _explained(run, Reason.NO_WORKER, text)
     return _explained(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")

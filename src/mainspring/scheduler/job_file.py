@@ -12,9 +12,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -71,25 +72,25 @@ class JobSet:
     url_jobs: frozenset[str] = frozenset()
     """Jobs whose webhook was given as `url`."""
 
-    def place_error(self, error: InvalidInput, *keys: str) -> InvalidInput:
-        """The error with its place: the file and the full key."""
-        *parents, last = keys or ("",)
-        if last in ("webhook", "webhook.url") and parents[-1:] and parents[-1] in self.url_jobs:
-            last = "url"
-        path = (*parents, *last.split(".")) if last else ()
-        return _place(error, self.path, *path)
+    def place_error(self, error: InvalidInput, job_id: str) -> InvalidInput:
+        """The error of a job with its place: the file and the full key."""
+        field = error.field or ""
+        if field in ("webhook", "webhook.url") and job_id in self.url_jobs:
+            field = "url"
+        return _place(error, self.path, "jobs", job_id, *filter(None, field.split(".")))
 
     @contextmanager
     def add_error_places(self) -> Iterator[None]:
         """Add the file and the key to errors of the block that name a job of this set."""
+
+        def place(error: InvalidInput) -> InvalidInput:
+            is_own = error.job_id is not None and error.job_id in self.jobs
+            return self.place_error(error, error.job_id or "") if is_own else error
+
+        errors = InputErrors()
         try:
-            yield
-        except InvalidInput as error:
-            errors = InputErrors()
-            for wrong in error.each():
-                if wrong.job_id is not None and wrong.job_id in self.jobs:
-                    wrong = self.place_error(wrong, "jobs", wrong.job_id, wrong.field or "")
-                errors.add(wrong)
+            with _collecting(errors, place):
+                yield
             errors.check()
         except JobExists as error:
             if error.job_id is not None and error.job_id in self.jobs:
@@ -114,27 +115,36 @@ class JobSet:
                     self.jobs[job_id] = {**options, "handler": job_id}
             except (InvalidInput, JobExists) as error:
                 wrong = InvalidInput(str(error), field="handler", given=handler)
-                errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
+                errors.add(self.place_error(wrong, job_id))
         errors.check()
 
     def collect(self, draft: Callable[..., Any]) -> list[Any]:
         """Call `draft(job_id, **options)` for each job. All errors are raised together."""
         errors, drafts = InputErrors(), []
         for job_id, options in self.jobs.items():
-            try:
-                drafts.append(draft(job_id, **options))
-            except InvalidInput as error:
-                for wrong in error.each():
-                    errors.add(self.place_error(wrong, "jobs", job_id, wrong.field or ""))
-            except HandlerNotFound as error:
-                wrong = InvalidInput(
-                    f"{error}. Name a function to import as module:function, or one that the"
-                    " program registers",
-                    field="handler",
-                )
-                errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
+            with _collecting(errors, partial(self.place_error, job_id=job_id)):
+                try:
+                    drafts.append(draft(job_id, **options))
+                except HandlerNotFound as error:
+                    raise InvalidInput(
+                        f"{error}. Name a function to import as module:function, or one that the"
+                        " program registers",
+                        field="handler",
+                    ) from None
         errors.check()
         return drafts
+
+
+@contextmanager
+def _collecting(
+    errors: InputErrors, place: Callable[[InvalidInput], InvalidInput]
+) -> Iterator[None]:
+    """Collect the errors of the block, each with its place."""
+    try:
+        yield
+    except InvalidInput as error:
+        for wrong in error.each():
+            errors.add(place(wrong))
 
 
 def _place(
@@ -180,13 +190,12 @@ def read_jobs(jobs: Mapping[str, Mapping[str, Any]]) -> JobSet:
 def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
     errors = InputErrors()
 
-    @contextmanager
-    def at(*keys: str) -> Iterator[None]:
-        try:
-            yield
-        except InvalidInput as error:
-            for wrong in error.each():
-                errors.add(_place(wrong, path, *keys))
+    def at(*keys: str) -> AbstractContextManager[None]:
+        return _collecting(errors, lambda error: _place(error, path, *keys))
+
+    def at_default(error: InvalidInput) -> InvalidInput:
+        keys = (error.field or "defaults").split(".")
+        return _place(error, path, *keys, named_already=True)
 
     for key in document.keys() - set(FILE_KEYS):
         with at(key):
@@ -207,20 +216,17 @@ def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
     defaults = document.get("defaults")
     if isinstance(defaults, Mapping):
         defaults = _without_none(defaults)
-    try:
+    with _collecting(errors, at_default):
         check_defaults(defaults)
-    except InvalidInput as error:
-        for wrong in error.each():
-            keys = (wrong.field or "defaults").split(".")
-            errors.add(_place(wrong, path, *keys, named_already=True))
     notify = document.get("notify")
+
+    def at_notify(error: InvalidInput) -> InvalidInput:
+        keys = (error.field or "").strip(".").split(".")
+        return _place(error, path, "notify", *filter(None, keys))
+
     if notify is not None:
-        try:
+        with _collecting(errors, at_notify):
             notify = _notify_module().read_settings(_expand(notify, ""))
-        except InvalidInput as error:
-            for wrong in error.each():
-                keys = (wrong.field or "").strip(".").split(".")
-                errors.add(_place(wrong, path, "notify", *filter(None, keys)))
     jobs = document.get("jobs", {})
     read: dict[str, Mapping[str, Any]] = {}
     with at("jobs"):
@@ -275,13 +281,14 @@ def _read_job(
         errors.add(_place(wrong, path, "jobs", job_id, "url"))
     elif url is not None:
         job["webhook"] = url
+
+    def place(error: InvalidInput) -> InvalidInput:
+        key = "url" if url is not None else error.field or "webhook"
+        return _place(error, path, "jobs", job_id, *key.split("."))
+
     if "webhook" in job and path is not None:
-        try:
+        with _collecting(errors, place):
             job["webhook"] = _expand_webhook(job["webhook"])
-        except InvalidInput as error:
-            for wrong in error.each():
-                key = "url" if url is not None else wrong.field or "webhook"
-                errors.add(_place(wrong, path, "jobs", job_id, *key.split(".")))
     return job
 
 

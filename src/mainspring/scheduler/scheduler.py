@@ -32,6 +32,7 @@ from mainspring.core.handlers import Around, Handler, Hooks, check_around, name_
 from mainspring.core.model import Job, Owner, Run, check_job_id
 from mainspring.core.options import JobOptions, PolicyOptions
 from mainspring.core.policy import Span
+from mainspring.core.resources import check_resources
 from mainspring.core.schedules import Schedule
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.child_main import refuse_while_loading
@@ -43,7 +44,6 @@ from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
 from mainspring.scheduler.job_file import JobSet, install_notify, read_job_file, read_jobs
-from mainspring.scheduler.resource_keeper import check_resources
 from mainspring.scheduler.run_forever import HOW_TO_STOP, run_until_signal, show, summary
 from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store

@@ -27,8 +27,7 @@ from prometheus_client.core import Metric
 from mainspring import __version__
 from mainspring.core.clock import Clock
 from mainspring.core.events import Event
-from mainspring.core.model import FINISHED, Attempt, Job, Outcome, Run, State
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import FINISHED, Attempt, Job, Outcome, Run, State, is_node_handler
 from mainspring.errors import MainspringError, StoreUnavailable
 from mainspring.scheduler.client import Client
 from mainspring.stores.protocol import Due

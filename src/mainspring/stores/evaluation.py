@@ -15,8 +15,17 @@ from typing import Any
 
 from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
-from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import (
+    LIVE,
+    Job,
+    Note,
+    Page,
+    Run,
+    Source,
+    State,
+    is_node_handler,
+    replace,
+)
 from mainspring.core.transitions import UPSTREAM_FAILED, Change
 from mainspring.stores.limits import (
     ClaimLimits,

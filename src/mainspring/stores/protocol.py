@@ -39,8 +39,17 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from mainspring.core.model import FINISHED, Job, Note, Page, Progress, Run, State, replace
-from mainspring.core.node_runs import is_node_handler
+from mainspring.core.model import (
+    FINISHED,
+    Job,
+    Note,
+    Page,
+    Progress,
+    Run,
+    State,
+    is_node_handler,
+    replace,
+)
 from mainspring.core.policy import Overlap
 from mainspring.core.statistics import WHOLE_STORE, Period, Totals
 from mainspring.core.transitions import Change

@@ -29,10 +29,10 @@ from mainspring.core.model import (
     Run,
     Source,
     State,
+    node_of,
     replace,
     slot_run_id,
 )
-from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
 from mainspring.core.schedules import FixedDelay, Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import LIVE, Job, Note, Run, State, replace
-from mainspring.core.node_runs import node_handler
+from mainspring.core.model import LIVE, Job, Note, Run, State, node_handler, replace
 from mainspring.core.statistics import MINUTE, period_start
 from mainspring.core.transitions import Failure
 from mainspring.errors import InvalidInput
