@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -315,12 +316,8 @@ class RunOperations:
         roots: list[Run] = []
         for batch in batches:
             job = facts.jobs[batch.job_id]
-            handler = self._engine.registry.find(job.handler)
-            payloads = batch.payloads
-            if handler is not None and handler is not batch.checked_by:  # the job has changed since
-                payloads = check_payloads(handler, payloads, job.payload)
             made_at = facts.now + timedelta(microseconds=len(roots))
-            roots += self._make_runs(job, batch, payloads, zone, source, made_at)
+            roots += self._make_runs(job, batch, zone, source, made_at)
         instances = [
             with_followers(
                 on_nodes(root, facts.jobs[root.job_id], facts.now, facts.workers),
@@ -342,23 +339,17 @@ class RunOperations:
         return targets
 
     async def chain(
-        self,
-        links: Sequence[tuple[str, Any]],
-        after_failure: str | None,
-        zone: tzinfo,
-        checked_by: Sequence[Handler | None],
-        trace: str | None,
+        self, links: Sequence[EnqueueBatch], after_failure: str | None, zone: tzinfo
     ) -> list[Run]:
-        """Add a run of each job, each after the one before it, all in one commit. A link is a job
-        id and a payload; None is the job's own payload. `checked_by` and
-        `trace`: as for `enqueue`.
+        """Add a run of each job, each after the one before it, all in one commit. A link has one
+        payload.
 
         A link starts the workflow of its job, so a later link may be of a job that follows it
         already. The run that follows is the link then: the job runs once.
         """
         now = await self._engine.store.now()
-        followers = await followers_to_run(self._engine, {job_id for job_id, _ in links})
-        jobs = [await self._jobs.get_cached_job(job_id) for job_id, _ in links]
+        followers = await followers_to_run(self._engine, {link.job_id for link in links})
+        jobs = [await self._jobs.get_cached_job(link.job_id) for link in links]
         workers = await self._live_workers.find_nodes(
             [*jobs, *followers.after(job.id for job in jobs).values()]
         )
@@ -366,20 +357,15 @@ class RunOperations:
         last: tuple[Run, ...] = ()  # the last link: a run, or one for each node
         runs_by_id: dict[str, Run] = {}
         following: dict[str, list[Run]] = {}  # runs of jobs that follow a link, by job
-        for at, (job, (job_id, payload)) in enumerate(zip(jobs, links, strict=True)):
-            handler = self._engine.registry.find(job.handler)
-            if handler is not None and handler is not checked_by[at]:
-                [payload] = check_payloads(handler, [payload], job.payload)
-            options = (
-                CheckedEnqueueOptions(after=[run.id for run in last], after_failure=after_failure)
-                if last
-                else CheckedEnqueueOptions()
-            )
-            batch = EnqueueBatch(job_id, [payload], options, trace=trace)
+        for at, (job, batch) in enumerate(zip(jobs, links, strict=True)):
+            if last:
+                after = [run.id for run in last]
+                options = CheckedEnqueueOptions(after=after, after_failure=after_failure)
+                batch = dataclasses.replace(batch, options=options)
             made_at = now + timedelta(microseconds=at)
-            [run] = self._make_runs(job, batch, [payload], zone, Source.ENQUEUE, made_at)
+            [run] = self._make_runs(job, batch, zone, Source.ENQUEUE, made_at)
             link = on_nodes(run, job, now, workers)
-            if (there := following.pop(job_id, None)) is not None:
+            if (there := following.pop(job.id, None)) is not None:
                 refuse_cycle_of_links(last[0], there[0], runs_by_id)
                 by_handler = {one.handler: one for one in there}
                 link = tuple(_as_link(by_handler[run.handler], run) for run in link)
@@ -621,15 +607,12 @@ class RunOperations:
         self._engine.emit("run.skipped", added.run)
 
     def _make_runs(
-        self,
-        job: Job,
-        batch: EnqueueBatch,
-        payloads: Sequence[Any],
-        zone: tzinfo,
-        source: Source,
-        now: datetime,
+        self, job: Job, batch: EnqueueBatch, zone: tzinfo, source: Source, now: datetime
     ) -> list[Run]:
-        options = batch.options
+        options, payloads = batch.options, batch.payloads
+        handler = self._engine.registry.find(job.handler)
+        if handler is not None and handler is not batch.checked_by:  # the job has changed since
+            payloads = check_payloads(handler, payloads, job.payload)
         run_at, dedupe_until = options.run_at(now, zone), options.dedupe_until(now)
         after = options.upstream()
         runs = []

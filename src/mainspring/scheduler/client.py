@@ -712,17 +712,8 @@ class Client:
             if len(link) != 2:
                 rule = "is a job, or a job and its payload"
                 raise refused("links", link, rule, subject="a link of a chain")
-        pairs = [(job_id_of(job), payload) for job, payload in named]
-        targets = await self._find_targets([job_id for job_id, _ in pairs])
-        for at, (job_id, payload) in enumerate(pairs):
-            handler, job_payload = targets[job_id]
-            if handler is not None:
-                pairs[at] = job_id, *check_payloads(handler, [payload], job_payload)
-        checked_by = [targets[job_id][0] for job_id, _ in pairs]
-        trace = current_trace()
-        return await self._call(
-            self._runs.chain(pairs, after_failure, self._zone, checked_by, trace)
-        )
+        batches = await self._checked([_batch(job, [payload], {}) for job, payload in named])
+        return await self._call(self._runs.chain(batches, after_failure, self._zone))
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
@@ -1026,6 +1017,13 @@ class Client:
             return await self._enqueue_within(batches, source, within)
         self._refuse_in_transaction()
         self._running()
+        checked = await self._checked(batches)
+        if (facts := self._facts_for_this_loop(checked)) is not None:
+            return await self._runs.add(checked, facts, self._zone, source)
+        return await self._call(self._runs.enqueue(checked, self._zone, source))
+
+    async def _checked(self, batches: Sequence[EnqueueBatch]) -> list[EnqueueBatch]:
+        """The batches, checked in the caller's thread by the handlers that this process has."""
         unchecked = {batch.job_id for batch in batches if batch.checked_by is None}
         targets = await self._find_targets(list(unchecked)) if unchecked else {}
         checked = []
@@ -1035,9 +1033,7 @@ class Client:
                 payloads = check_payloads(handler, batch.payloads, job_payload)
                 batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
             checked.append(batch)
-        if (facts := self._facts_for_this_loop(checked)) is not None:
-            return await self._runs.add(checked, facts, self._zone, source)
-        return await self._call(self._runs.enqueue(checked, self._zone, source))
+        return checked
 
     def _facts_for_this_loop(self, batches: Sequence[EnqueueBatch]) -> EnqueueFacts | None:
         """What an enqueue needs to know, if it needs no turn of the engine's loop."""
