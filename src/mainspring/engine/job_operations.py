@@ -167,8 +167,8 @@ class JobOperations:
         that moment (a slot fires) are read and written again, after the rest.
         """
         wanted = {draft.id for draft in drafts}
-        stored = self.all_jobs()
-        removed = {job.id async for job in stored if belongs(job) and job.id not in wanted}
+        listed = self.all_jobs()
+        removed = {job.id async for job in listed if belongs(job) and job.id not in wanted}
         errors = InputErrors()
         for draft in drafts:
             for gone in sorted(removed.intersection(draft.policy.after)):
@@ -182,7 +182,9 @@ class JobOperations:
                 errors.add(wrong)
         with errors:
             await self.check_order(drafts)
-        pairs = await self._define(drafts, keep_from_stored, removed, errors, dry_run=dry_run)
+        pairs = await self._define(
+            drafts, keep_from_stored, removed, belongs, errors, dry_run=dry_run
+        )
         return list(pairs.values())
 
     async def _define(
@@ -190,12 +192,14 @@ class JobOperations:
         drafts: Sequence[Job],
         keep_from_stored: KeepFromStored | None,
         removed: Iterable[str] = (),
+        belongs: Callable[[Job], bool] = lambda job: True,
         errors: InputErrors | None = None,
         *,
         of_code: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Replacement]:
-        """Store the drafts and remove jobs, in one commit. `errors` are those found so far."""
+        """Store the drafts, and remove jobs that still belong to them, in one commit. `errors` are
+        those found so far."""
         errors = errors or InputErrors()
         wanted: dict[str, Job | None] = {draft.id: draft for draft in drafts}
         wanted |= dict.fromkeys(sorted(removed))
@@ -204,7 +208,9 @@ class JobOperations:
             pairs: dict[str, Replacement] = {}
             for job_id, old in stored.items():
                 draft = wanted[job_id]
-                if of_code and old is not None and old.unreadable is not None:
+                if old is not None and of_code and old.unreadable is not None:
+                    continue
+                if old is not None and draft is None and not belongs(old):
                     continue
                 with errors:
                     new = None
