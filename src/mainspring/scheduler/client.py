@@ -712,8 +712,9 @@ class Client:
             if len(link) != 2:
                 rule = "is a job, or a job and its payload"
                 raise refused("links", link, rule, subject="a link of a chain")
-        batches = await self._checked([_batch(job, [payload], {}) for job, payload in named])
-        return await self._call(self._runs.chain(batches, after_failure, self._zone))
+        batches = _traced([_batch(job, [payload], {}) for job, payload in named])
+        checked = await self._checked(batches)
+        return await self._call(self._runs.chain(checked, after_failure, self._zone))
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
@@ -1011,8 +1012,7 @@ class Client:
         within: Any = None,
     ) -> list[Run]:
         """Queue a run for each payload of each batch."""
-        if (trace := current_trace()) is not None:
-            batches = [dataclasses.replace(batch, trace=trace) for batch in batches]
+        batches = _traced(batches)
         if within is not None:
             return await self._enqueue_within(batches, source, within)
         self._refuse_in_transaction()
@@ -1332,6 +1332,12 @@ def _other_form_of_add_job(job: object) -> InvalidInput:
 
 def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBatch:
     return EnqueueBatch(job_id_of(job), payloads, CheckedEnqueueOptions.of(options))
+
+
+def _traced(batches: Sequence[EnqueueBatch]) -> Sequence[EnqueueBatch]:
+    """The batches with the caller's trace context, if there is one."""
+    trace = current_trace()
+    return batches if trace is None else [dataclasses.replace(b, trace=trace) for b in batches]
 
 
 def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
