@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.django_project import DjangoProject
+from tests.support.servers.fixtures import *  # noqa: F403
 
 
 @pytest.fixture

@@ -1,38 +1,246 @@
-"""What the scheduler of a Django project promises: where its jobs come from, when it opens, and
-what an enqueue in a transaction does."""
+"""What the scheduler of a Django project promises: when it opens, and what an enqueue in a
+transaction does."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.support.django_project import DjangoProject
 
+TWO_DATABASES = """
+DATABASES["other"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": "other.db"}
+"""
 
-@pytest.fixture
-def project(tmp_path: Path) -> DjangoProject:
-    return DjangoProject(tmp_path)
+START = """
+from django.db import connections, transaction
+from django.test import Client, override_settings
+from mainspring.contrib.django import scheduler
+from shop.jobs import ship
+
+def stored():
+    return {run.id for run in scheduler.blocking.list_runs().items}
+
+class Rollback(Exception): ...
+"""
 
 
 def test_an_enqueue_joins_the_transaction_of_the_same_database(project: DjangoProject) -> None:
     project.manage("migrate", "--verbosity", "0")
-    printed = project.execute("""
-        from django.db import transaction
-        from mainspring.contrib.django import scheduler
-        from shop.jobs import ship
-
-        scheduler.open()
-        outside = ship.blocking.enqueue(number=1)
-        try:
-            with transaction.atomic():
-                lost = ship.blocking.enqueue(number=2)
-                raise LookupError
-        except LookupError:
-            pass
+    project.execute(
+        START
+        + """
+scheduler.open()
+assert scheduler.workers == 0
+outside = ship.blocking.enqueue(number=1)
+try:
+    with transaction.atomic():
+        ship.blocking.enqueue(number=2)
+        raise Rollback
+except Rollback:
+    pass
+with transaction.atomic():
+    kept = ship.blocking.enqueue(number=3)
+    try:
         with transaction.atomic():
-            kept = ship.blocking.enqueue(number=3)
-        stored = {run.id for run in scheduler.blocking.list_runs().items}
-        print(stored == {outside.id, kept.id}, scheduler.workers)
-    """)
-    assert printed == "True 0"
+            scheduler.blocking.trigger("ship", {"number": 4})
+            raise Rollback
+    except Rollback:
+        pass
+    several = scheduler.blocking.enqueue_many("ship", [{"number": 5}, {"number": 6}])
+    with connections["default"].cursor() as cursor:
+        cursor.execute("select count(*) from mainspring_runs")
+        assert cursor.fetchone() == (4,)
+assert stored() == {outside.id, kept.id, *(run.id for run in several)}
+try:
+    with transaction.atomic():
+        scheduler.blocking.chain((ship, {"number": 1}), (ship, {"number": 2}))
+except Exception as error:
+    assert "on_commit" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_an_enqueue_in_another_database_waits_for_the_commit(project: DjangoProject) -> None:
+    project.write("settings.py", (project.folder / "settings.py").read_text() + TWO_DATABASES)
+    project.manage("migrate", "--verbosity", "0")
+    project.execute(
+        START
+        + """
+with transaction.atomic(using="other"):
+    first = ship.blocking.enqueue(number=1)
+    assert stored() == set()
+    after = ship.blocking.options(after=first.id).enqueue(number=2)
+    try:
+        ship.blocking.enqueue(nmber=1)
+    except Exception as error:
+        assert "did you mean 'number'" in str(error)
+assert stored() == {first.id, after.id}
+try:
+    with transaction.atomic(using="other"):
+        ship.blocking.enqueue(number=1)
+        raise Rollback
+except Rollback:
+    pass
+assert stored() == {first.id, after.id}
+with transaction.atomic(), transaction.atomic(using="other"):  # it joins the one that it can
+    third = ship.blocking.enqueue(number=1)
+assert stored() == {first.id, after.id, third.id}
+"""
+    )
+    project.write(
+        "settings.py",
+        (project.folder / "settings.py").read_text()
+        + 'MAINSPRING = {"STORE": "sqlite:///jobs.db"}',
+    )
+    project.execute(
+        START
+        + """
+with transaction.atomic(), transaction.atomic(using="other"):
+    run = ship.blocking.enqueue(number=1)
+    assert stored() == set()
+assert stored() == {run.id}
+try:
+    with transaction.atomic():
+        with transaction.atomic(using="other"):
+            ship.blocking.enqueue(number=1)
+        raise Rollback
+except Rollback:
+    pass
+print(len(stored()))
+"""
+    )
+
+
+VIEWS = """
+from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.http import HttpResponse
+from django.urls import path
+from shop.jobs import ship
+
+def order(request):
+    ship.blocking.enqueue(number=1)
+    if "fail" in request.GET:
+        raise LookupError
+    return HttpResponse()
+
+async def order_async(request):
+    await ship.enqueue(number=2)
+    with_transaction = sync_to_async(transaction.atomic(lambda: ship.blocking.enqueue(number=3)))
+    await with_transaction()
+    return HttpResponse()
+
+urlpatterns = [
+    path("order", order), path("async", transaction.non_atomic_requests(order_async)),
+]
+"""
+
+
+def test_views_enqueue_in_the_transaction_of_their_request(project: DjangoProject) -> None:
+    settings = (project.folder / "settings.py").read_text()
+    project.write("settings.py", settings + 'DATABASES["default"]["ATOMIC_REQUESTS"] = True\n')
+    project.write("urls.py", VIEWS)
+    project.manage("migrate", "--verbosity", "0")
+    project.execute(
+        START
+        + """
+import asyncio, threading
+from django.test import AsyncClient
+
+browser = Client(raise_request_exception=False)
+assert browser.get("/order?fail=1").status_code == 500
+assert stored() == set()
+assert browser.get("/order").status_code == 200
+assert len(stored()) == 1
+threads = [threading.Thread(target=Client().get, args=["/order"]) for _ in range(5)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(stored()) == 6
+asyncio.run(AsyncClient().get("/async"))
+assert len(stored()) == 8
+"""
+    )
+
+
+def test_a_file_is_opened_before_a_transaction_begins(project: DjangoProject) -> None:
+    project.manage("migrate", "--verbosity", "0")
+    printed = project.execute(
+        START
+        + """
+try:
+    with transaction.atomic():
+        ship.blocking.enqueue(number=1)
+except Exception as error:
+    print(error)
+Client().get("/nothing")
+assert scheduler.started
+with transaction.atomic():
+    ship.blocking.enqueue(number=1)
+assert len(stored()) == 1
+"""
+    )
+    assert "call scheduler.open() before the transaction" in printed
+
+
+def test_forked_processes_and_overridden_settings_open_their_own_store(
+    project: DjangoProject,
+) -> None:
+    project.manage("migrate", "--verbosity", "0")
+    project.execute(
+        START
+        + """
+import os
+
+for number in range(2):  # as gunicorn does with --preload
+    if (child := os.fork()) == 0:
+        ship.blocking.enqueue(number=number)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert len(stored()) == 2
+with override_settings(MAINSPRING={"STORE": "memory://"}):
+    assert stored() == set()
+    ship.blocking.enqueue(number=1)
+    assert len(stored()) == 1
+assert len(stored()) == 2
+"""
+    )
+
+
+def test_a_handler_leaves_no_connection_that_is_too_old(project: DjangoProject) -> None:
+    """Async handlers use the connections of the thread in which Django makes their queries."""
+    project.write(
+        "shop/jobs.py",
+        """
+        from asgiref.sync import sync_to_async
+        from django.db import connection
+        from mainspring.contrib.django import job
+
+        def query() -> bool:
+            was_open = connection.connection is not None
+            with connection.cursor() as cursor:
+                cursor.execute("select 1")
+            return was_open
+
+        @job
+        def in_thread() -> bool:
+            return query()
+
+        @job
+        async def on_loop() -> bool:
+            return await sync_to_async(query)()
+        """,
+    )
+    work = """
+from mainspring.contrib.django import scheduler
+
+scheduler.configure(workers=1)
+with scheduler.blocking as running:
+    for name in ("in_thread", "on_loop"):
+        for _ in range(2):
+            ended = running.wait(running.enqueue(name), timeout=60)
+        print(ended.result, end=" ")
+"""
+    assert project.execute(work) == "False False"
+    settings = (project.folder / "settings.py").read_text()
+    project.write("settings.py", settings + 'DATABASES["default"]["CONN_MAX_AGE"] = 600\n')
+    assert project.execute(work) == "True True"

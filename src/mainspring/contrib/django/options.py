@@ -57,7 +57,7 @@ def _store_mistakes() -> list[Error]:
         alias = options["DATABASE"]
         if "STORE" in options:
             return [_wrong("STORE", "it is given next to 'DATABASE': remove one of them")]
-        if alias not in connections.settings:
+        if not isinstance(alias, str) or alias not in connections.settings:
             known = ", ".join(map(repr, connections.settings))
             hint = f"Name one of DATABASES: {known}."
             why = f"MAINSPRING['DATABASE'] is {alias!r}, and DATABASES has no such alias."
@@ -69,7 +69,7 @@ def _store_mistakes() -> list[Error]:
         return []
     store = options.get("STORE", STORE_OF_ENVIRONMENT)
     try:
-        if isinstance(store, str) and store != STORE_OF_ENVIRONMENT:
+        if store != STORE_OF_ENVIRONMENT and not hasattr(store, "claim"):  # a store itself
             open_store(store)
     except MainspringError as error:
         return [_wrong("STORE", error)]

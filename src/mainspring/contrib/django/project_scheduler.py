@@ -24,7 +24,7 @@ from mainspring.contrib.django.project_store import (
 from mainspring.core.model import Owner, Run, Source
 from mainspring.engine.engine import Engine
 from mainspring.engine.run_operations import EnqueueBatch
-from mainspring.errors import InvalidState
+from mainspring.errors import InvalidState, MainspringError
 from mainspring.scheduler import Scheduler
 from mainspring.scheduler.definitions import draft_job
 
@@ -68,11 +68,13 @@ class ProjectScheduler(Scheduler):
         self.blocking.now()
 
     def open_before_transactions(self) -> None:
-        """Open a store that lies in a SQLite database of Django, as far as that can be done now."""
-        if self._engine is None and not self.mistakes:
-            alias = self._database()
-            if alias is not None and connections[alias].vendor == "sqlite":
+        """Open a store that lies in a SQLite database of Django."""
+        alias = None if self.started or self.mistakes else self._database()
+        if alias is not None and self._may_lock_file(connections[alias]):
+            try:
                 self.open()
+            except MainspringError as error:  # an enqueue raises it; other requests need none
+                log.warning("the store of the jobs cannot be opened: %s", error)
 
     def close(self) -> None:
         """Close the store where its first use has opened it. The next use opens it again."""
@@ -119,11 +121,22 @@ class ProjectScheduler(Scheduler):
         another store in its place.)"""
         return database_alias() if isinstance(self._store, ProjectStore) else None
 
+    def _may_lock_file(self, connection: Any) -> bool:
+        return bool(connection.vendor == "sqlite" and connection.alias == self._database())
+
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
         """In plain code. Django's connections are those of the caller's thread: the event loop that
         runs the coroutine would have others."""
         opened = connections.all(initialized_only=True)
-        token = _transactions.set(tuple(one for one in opened if one.in_atomic_block))
+        transactions = tuple(one for one in opened if one.in_atomic_block)
+        if not self.started and any(map(self._may_lock_file, transactions)):
+            coroutine.close()
+            raise InvalidState(
+                "the file of the store is not open yet, and your transaction may hold its lock:"
+                " call scheduler.open() before the transaction begins. (In a web server the first"
+                " request does it.)"
+            )
+        token = _transactions.set(transactions)
         try:
             return super()._wait_for(coroutine, called, instead)
         finally:
