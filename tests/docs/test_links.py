@@ -27,6 +27,10 @@ OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "
 OTHER_VARIABLES |= {"EFFECT_ONCE"}  # no variable: a value of executionType
 OTHER_VARIABLES |= {"MAINSPRING_NODE"}  # read by engine/live_workers.py
 OTHER_VARIABLES |= {"FLASK_APP"}  # read by contrib/flask.py
+OTHER_VARIABLES |= {
+    *("ATOMIC_REQUESTS", "CONN_MAX_AGE", "SECURE_PROXY_SSL_HEADER", "TIME_ZONE"),
+    *("DEFAULT_HANDLER", "USE_X_FORWARDED_HOST"),
+}  # settings of Django
 OTHER_VARIABLES |= {"MAINSPRING_PLACE", "MAINSPRING_QUICK_REPLACEMENTS"}  # read by cli/processes.py
 OTHER_VARIABLES |= {
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT"),
@@ -40,7 +44,7 @@ OTHER_VARIABLES |= {
 }  # read by obstore
 OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
 MAINSPRING_COMMAND = re.compile(
-    r"(?<![\w./-])(?<!from )mainspring((?: [a-z][a-z0-9]*(?:-[a-z]+)*){1,2})"
+    r"(?<![\w./-])(?<!from )(?<!manage\.py )mainspring((?: [a-z][a-z0-9]*(?:-[a-z]+)*){1,2})"
     r"((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
 )
 

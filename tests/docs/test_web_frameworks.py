@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Client
+from tests.support.django_project import DjangoProject
 from tests.support.doc_examples import DOCS, blocks
 
 PAGES = [
@@ -73,23 +74,6 @@ def request(number):
 
 fork_twice(request)
 """
-DJANGO = """
-import django
-from django.conf import settings
-
-database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-settings.configure(DATABASES={"default": database})
-django.setup()
-
-from django.test import RequestFactory
-import views
-
-def request(number):
-    answer = views.order(RequestFactory().post(f"/orders/{number}"), number)
-    assert answer.status_code == 202
-
-fork_twice(request)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +124,30 @@ def test_the_dashboard_asks_for_the_login_of_the_application(folder: Path) -> No
     run(folder, DASHBOARD)
 
 
-@pytest.mark.parametrize("script", [FLASK, DJANGO], ids=["flask", "django"])
-def test_each_forked_process_opens_its_own_client(folder: Path, script: str) -> None:
-    run(folder, FORKED + script)
+def test_each_forked_process_opens_its_own_client(folder: Path) -> None:
+    run(folder, FORKED + FLASK)
     assert runs_in(folder) == 2
+
+
+def test_the_project_of_the_page_on_django_works(tmp_path: Path) -> None:
+    project = DjangoProject(tmp_path)
+    settings = (tmp_path / "settings.py").read_text().replace('"mainspring.contrib.django", ', "")
+    project.write("settings.py", settings)
+    for block in blocks(DOCS / "how-to" / "use-with-django.md"):
+        if block.title is not None:
+            before = (tmp_path / block.title).read_text() if block.append else ""
+            project.write(block.title, before + block.text)
+    project.manage("migrate", "--verbosity", "0")
+    project.manage("test")
+    project.execute("""
+        from django.contrib.auth.models import User
+        from django.test import Client
+        from mainspring.contrib.django import scheduler
+
+        browser = Client()
+        run = browser.get("/orders/1").json()["run"]
+        assert scheduler.blocking.get_run(run).job_id == "send_receipt"
+        assert browser.get("/jobs/").status_code == 302
+        browser.force_login(User.objects.create_superuser("ada"))
+        assert "send_receipt" in browser.get("/jobs/jobs").content.decode()
+    """)

@@ -25,12 +25,18 @@ def stored():
     return len(scheduler.blocking.list_runs().items)
 
 class InTransaction(TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scheduler.open()  # before the transaction of the class
+        super().setUpClass()
+
     def test_a_run_is_rolled_back_with_the_test(self):
         with self.captureOnCommitCallbacks(execute=True):
             ship.blocking.enqueue(number=1)
 
     test_again = test_a_run_is_rolled_back_with_the_test
 
+class Virtual(TestCase):
     def test_a_job_of_the_project_is_tested_without_a_worker(self):
         scheduler.close()  # a test before may have used it
         with TestScheduler(scheduler).blocking as test:
@@ -79,7 +85,7 @@ def test_tests_of_the_project_on_sqlite_use_their_own_store(project: DjangoProje
 
 def test_tests_of_the_project_on_sqlite_in_a_file(project: DjangoProject) -> None:
     add_settings(project, 'DATABASES["default"]["TEST"] = {"NAME": "test.db"}')
-    project.write("shop/tests.py", TESTS + "\nsetUpModule = scheduler.open\n")
+    project.write("shop/tests.py", TESTS)
     done = project.run("-m", "django", "test", "--noinput")
     assert done.returncode == 0, done.stderr
 
