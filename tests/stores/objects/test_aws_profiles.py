@@ -1,4 +1,4 @@
-"""Profiles of AWS: which files, keys and commands they name."""
+"""Profiles of AWS, as botocore reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mainspring.errors import StoreError
-from mainspring.stores.objects.aws_profiles import find_profile
+from mainspring.stores.objects.obstore_bucket import find_profile, keys_of_profile
 from mainspring.stores.objects.store import make_bucket
 from tests.support.servers.seaweedfs import WRITER
 
@@ -29,7 +29,7 @@ def test_without_files_there_is_no_profile() -> None:
 
 def test_a_profile_that_is_named_must_exist(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("[profile work]\nregion = eu-west-1\n")
-    with pytest.raises(StoreError, match=r"no AWS profile 'home'(?s:.*)profiles are work"):
+    with pytest.raises(StoreError, match=r"profile \(home\) could not be found"):
         find_profile("home")
 
 
@@ -39,12 +39,12 @@ def test_both_files_make_one_profile(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "work")
-    found = find_profile(None)
-    assert found is not None
-    assert (found.name, found.region) == ("work", "eu-west-1")
-    provider = found.credential_provider()
-    assert provider is not None
-    assert provider() == {
+    session = find_profile(None)
+    assert session is not None
+    assert session.get_scoped_config()["region"] == "eu-west-1"
+    keys = keys_of_profile(session)
+    assert keys is not None
+    assert keys() == {
         "access_key_id": "id",
         "secret_access_key": "secret",
         "token": "t",
@@ -57,23 +57,37 @@ def test_a_profile_may_print_its_keys_by_a_command(tmp_path: Path) -> None:
         "Version": 1,
         "AccessKeyId": "id",
         "SecretAccessKey": "secret",
-        "Expiration": "2030-01-01T00:00:00Z",
+        "SessionToken": "t",
+        "Expiration": "2099-01-01T00:00:00Z",
     }
     (tmp_path / "keys.json").write_text(json.dumps(printed))
     command = f"{sys.executable} -c \"print(open('{tmp_path}/keys.json').read())\""
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {command}\n")
-    found = find_profile(None)
-    assert found is not None
-    provider = found.credential_provider()
-    assert provider is not None
-    keys = provider()
-    assert keys["secret_access_key"] == "secret"
-    assert keys["expires_at"] is not None
-    assert keys["expires_at"].utcoffset() is not None
-    (tmp_path / "keys.json").write_text("secret-in-the-wrong-form")
-    with pytest.raises(StoreError, match="did not print credentials") as raised:
-        provider()
-    assert "secret-in" not in str(raised.value)
+    session = find_profile(None)
+    assert session is not None
+    keys = keys_of_profile(session)
+    assert keys is not None
+    given = keys()
+    assert given["secret_access_key"] == "secret"
+    assert given["expires_at"] is not None
+    assert given["expires_at"].utcoffset() is not None
+
+
+def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c \"raise SystemExit('no login')\""
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {command}\n")
+    session = find_profile(None)
+    assert session is not None
+    with pytest.raises(StoreError, match=r"AWS profile cannot be used(?s:.*)no login"):
+        keys_of_profile(session)
+
+
+def test_a_profile_needs_botocore_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("botocore", "botocore.session"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert find_profile(None) is None
+    with pytest.raises(StoreError, match="pip install botocore"):
+        find_profile("work")
 
 
 async def test_a_store_opens_by_a_profile_alone(tmp_path: Path, seaweedfs_url: str) -> None:

@@ -20,9 +20,8 @@ A round is one read, evaluation and conditional write of the head, for all opera
     storage_clock.py     the storage's time, as an earliest and a latest bound
     bucket.py            all that the store needs of object storage
     url.py               the URL of a store
-    obstore_bucket.py    S3, Google Cloud Storage and Azure
+    obstore_bucket.py    S3, Google Cloud Storage and Azure; profiles of AWS
     obstore_errors.py    their errors as errors of Mainspring
-    aws_profiles.py      the profiles of AWS
     directory_bucket.py  a directory as a bucket
     self_test.py         proves that a bucket obeys conditions
 

@@ -142,11 +142,15 @@ class Compaction:
         ]
 
     async def _replace_segments(
-        self, base: _Base, groups: list[dict[str, Record]], sources: Mapping[str, str]
+        self,
+        base: _Base,
+        groups: list[dict[str, Record]],
+        sources: Mapping[str, str],
+        replaced: Collection[str] = (),
     ) -> bool:
         """Write segments and let the state name them. `groups` are runs of the live state, or those
-        of other segments, which are replaced: then `sources` has the segment of each run."""
-        seq, replaced = self._group_commit.head.seq, set(sources.values())
+        of other segments, which are `replaced`: then `sources` has the segment of each run."""
+        seq = self._group_commit.head.seq
         new: dict[str, dict[str, Record]] = {}
         for runs in groups:
             new[await self._group_commit.parts.write("history", seq, {"runs": runs})] = runs
@@ -207,36 +211,36 @@ class Compaction:
         return self._group_commit.history.segments(work.state)
 
     async def merge_segments(self) -> bool:
-        """Merge small segments of one kind, or rewrite a segment most of whose runs are deleted."""
+        """Merge small segments of one kind, rewrite those most of whose runs are deleted, and drop
+        those of which nothing is left."""
         async with self._lock:
 
-            def read(work: Workspace) -> tuple[_Base, dict[str, Record], dict[str, str]]:
+            def read(work: Workspace) -> tuple[_Base, list[str], dict[str, Record], dict[str, str]]:
                 runs: dict[str, Record] = {}
                 sources: dict[str, str] = {}
-                chosen = self._choose_sources(work)
+                emptied, chosen = self._choose_sources(work)
                 work.history.require_loaded(chosen)
                 for segment in chosen:
                     gone = gone_of(work.state, segment)
                     for run_id, record in work.history.runs_of(segment).items():
                         if run_id not in gone:
                             runs[run_id], sources[run_id] = record, segment
-                return self._base(work), runs, sources
+                return self._base(work), emptied + chosen, runs, sources
 
-            base, runs, sources = await self._read(read)
-            return bool(runs) and await self._replace_segments(
-                base, list(divide_runs(runs)), sources
+            base, replaced, runs, sources = await self._read(read)
+            return bool(replaced) and await self._replace_segments(
+                base, list(divide_runs(runs)), sources, replaced
             )
 
-    def _choose_sources(self, work: Workspace) -> list[str]:
-        left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in self._segments(work)}
+    def _choose_sources(self, work: Workspace) -> tuple[list[str], list[str]]:
+        """The segments of which nothing is left, and those to merge into one."""
+        segments = self._segments(work)
+        left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in segments}
+        emptied = [name for name, runs in left.items() if not runs]
         for any_failure in (True, False):
-            of_kind = [
-                s for s in self._segments(work) if s.any_failure is any_failure and left[s.name]
-            ]
+            of_kind = [s for s in segments if s.any_failure is any_failure and left[s.name]]
             worn = [s.name for s in of_kind if left[s.name] < s.runs // 2]
             small = [s.name for s in of_kind if left[s.name] <= SEGMENT_RUNS // 2]
-            if len(small) < SMALL_SEGMENTS and not worn:
-                continue
             chosen: list[str] = []
             room = SEGMENT_RUNS
             for name in sorted({*worn, *(small if len(small) >= SMALL_SEGMENTS else [])}):
@@ -244,45 +248,16 @@ class Compaction:
                     chosen.append(name)
                     room -= left[name]
             if chosen:
-                return chosen
-        return []
+                return emptied, chosen
+        return emptied, []
 
     # -- deletion
 
     async def prune(self, before: datetime, limit: int) -> int:
-        """Delete up to `limit` finished runs that finished before that moment."""
+        """Delete up to `limit` finished runs that finished before that moment. Those in a segment
+        no longer count there; `merge_segments` drops the segment when nothing of it is left."""
         async with self._lock:
-            dropped = await self._drop_segments(before, limit)
-            return dropped + await self._write(
-                lambda work: _prune_runs(work, before, limit - dropped)
-            )
-
-    async def _drop_segments(self, before: datetime, limit: int) -> int:
-        """Delete whole segments, without reading them."""
-
-        def choose(work: Workspace) -> tuple[_Base, list[str]]:
-            chosen, room = [], limit
-            awaited_runs = work.history.look_up(work.state, work.awaited_runs())
-            awaited = {segment for segment, _ in awaited_runs.values()}
-            for segment in self._segments(work):
-                left = segment.runs - len(gone_of(work.state, segment.name))
-                is_old = segment.finished is not None and segment.finished[1] < to_us(before)
-                if segment.name in awaited:
-                    continue
-                if left == 0 or (is_old and left <= room):
-                    chosen.append(segment.name)
-                    room -= left
-            return self._base(work), chosen
-
-        base, chosen = await self._read(choose)
-        if not chosen:
-            return 0
-        runs = {segment.name: segment.runs for segment in base.segments}
-
-        def count_dropped(state: LiveState) -> int:
-            return sum(runs[name] - len(gone_of(state, name)) for name in chosen)
-
-        return await self._change_catalogue(base, chosen, [], count_dropped) or 0
+            return await self._write(lambda work: _prune_runs(work, before, limit))
 
     # -- counters and notes
 
@@ -375,7 +350,7 @@ def _prune_notes_and_counts(work: Workspace) -> list[str]:
 
 
 def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
-    """Delete single runs: those of the live state, and those of segments that are partly old."""
+    """Delete runs of the live state, then of segments."""
     awaited = work.awaited_runs()
     deleted = 0
     for run in work.state.finished():
@@ -389,6 +364,8 @@ def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
         if segment.finished is not None and segment.finished[0] >= to_us(before):
             continue
         gone = dict(gone_of(work.state, segment.name))
+        if len(gone) == segment.runs:
+            continue
         for run_id, record in work.history.runs_of(segment.name).items():
             if (
                 deleted < limit

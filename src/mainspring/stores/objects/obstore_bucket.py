@@ -19,7 +19,7 @@ import logging
 import os
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -33,14 +33,14 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from mainspring.core.clock import BootClock, Clock
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
-from mainspring.stores.objects.aws_profiles import Profile, find_profile
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
 from mainspring.stores.objects.url import Address, Credentials, parse_endpoint
 
 if TYPE_CHECKING:
+    from botocore.session import Session
     from obstore import GetOptions, PutMode, UpdateVersion
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig, RetryConfig, S3Credential
 
 log = logging.getLogger("mainspring")
 
@@ -239,22 +239,24 @@ class ObstoreBucket:
 
     async def _connect_s3(self) -> tuple[_Client, str]:
         address = self._address
-        profile = find_profile(address.profile)
+        session = find_profile(address.profile)
+        profile = {} if session is None else session.get_scoped_config()
         has_keys = "AWS_ACCESS_KEY_ID" in os.environ and address.profile is None
+        provider: Callable[[], S3Credential] | None = None
         if address.credentials is not None:
-            provider = self._keys_of_url(address.credentials).credential_provider()
-        else:
-            provider = None if profile is None or has_keys else profile.credential_provider()
+            provider = self._keys_of_url(address.credentials)
+        elif session is not None and not has_keys:
+            provider = await asyncio.to_thread(keys_of_profile, session)
         endpoint = address.endpoint
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
             endpoint = endpoint or parse_endpoint(os.environ.get(name) or None, name)
-        if endpoint is None and profile is not None:
-            endpoint = parse_endpoint(profile.endpoint, "endpoint_url of the profile")
+        if endpoint is None:
+            endpoint = parse_endpoint(profile.get("endpoint_url"), "endpoint_url of the profile")
         region = (
             address.region
             or os.environ.get("AWS_REGION")
             or os.environ.get("AWS_DEFAULT_REGION")
-            or (profile.region if profile else None)
+            or profile.get("region")
             or (None if endpoint else await self._find_region())
             or "us-east-1"
         )
@@ -276,18 +278,14 @@ class ObstoreBucket:
         )
         return client, place
 
-    def _keys_of_url(self, keys: Credentials) -> Profile:
+    def _keys_of_url(self, keys: Credentials) -> Callable[[], S3Credential]:
         log.warning(
             "the URL of %s has credentials in it, and others may see a URL: in the list of"
             " processes, in a shell's history, in configuration. Set AWS_ACCESS_KEY_ID and"
             " AWS_SECRET_ACCESS_KEY in the environment instead, or use a profile or a role",
             self.location,
         )
-        settings = {
-            "aws_access_key_id": keys.access_key_id,
-            "aws_secret_access_key": keys.secret_access_key,
-        }
-        return Profile("of the URL", settings)
+        return lambda: _s3_keys(keys.access_key_id, keys.secret_access_key)
 
     async def _find_region(self) -> str | None:
         """Ask S3 for the bucket's region, which it says to everybody."""
@@ -352,6 +350,67 @@ class ObstoreBucket:
             tag, _, version = etag.rpartition(" ")
             return {"e_tag": tag, "version": version}
         return {"e_tag": etag}
+
+
+# Profiles of AWS. obstore does not read `~/.aws/config` and `~/.aws/credentials`; botocore does, as
+# the AWS CLI does. It takes 31 MB, so it is needed only where a profile is used.
+
+
+def find_profile(name: str | None) -> Session | None:
+    """The profile of this name, or the one that the environment names (`AWS_PROFILE`), or the
+    default one if there is one. A profile that was named must exist."""
+    named = name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    try:
+        import botocore.session
+    except ModuleNotFoundError:
+        if named is None:
+            return None
+        raise StoreError(
+            f"botocore reads the AWS profile {named!r}, and it is missing: pip install botocore. Or"
+            " set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, and no profile"
+        ) from None
+    session = botocore.session.Session(profile=named)
+    with _told_by_botocore():
+        session.get_scoped_config()
+        return session if named or "default" in session.available_profiles else None
+
+
+def keys_of_profile(session: Session) -> Callable[[], S3Credential] | None:
+    """What gives the keys of the profile, again when they have expired; None if it has none (it may
+    have a region alone). It may run a command or call AWS, and blocks."""
+    with _told_by_botocore():
+        credentials = session.get_credentials()
+    if credentials is None:
+        return None
+
+    def keys() -> S3Credential:
+        with _told_by_botocore():
+            frozen = credentials.get_frozen_credentials()
+        ends = getattr(credentials, "_expiry_time", None)
+        return _s3_keys(frozen.access_key, frozen.secret_key, frozen.token, ends)
+
+    return keys
+
+
+def _s3_keys(
+    access: str, secret: str, token: str | None = None, expires_at: datetime | None = None
+) -> S3Credential:
+    return {
+        "access_key_id": access,
+        "secret_access_key": secret,
+        "token": token,
+        "expires_at": expires_at,
+    }
+
+
+@contextlib.contextmanager
+def _told_by_botocore() -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        yield
+    except BotoCoreError as error:
+        raise StoreError(f"the AWS profile cannot be used: {error}") from None
 
 
 class _Answer(Struct, frozen=True):

@@ -56,7 +56,7 @@ _ROLES: Final = {
 }
 _CREDENTIALS: Final = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile (?profile=… or"
-    " AWS_PROFILE), or give this machine a role",
+    " AWS_PROFILE; all profiles need `pip install botocore`), or give this machine a role",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, run `gcloud auth"
     " application-default login`, or give this machine a service account",
     "az": "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or AZURE_CLIENT_ID with its secret"
