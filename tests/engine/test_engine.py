@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core import transitions
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim
 from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock
+from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import all_runs, on_virtual_time
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -106,3 +109,45 @@ async def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(
     await scheduler.stop(graceful=graceful, timeout=1)
     assert asyncio.get_running_loop().time() - before == pytest.approx(took, abs=0.5)
     await draining
+
+
+class CountsWaits(MemoryStore):
+    """Knows how often somebody waited for a hint."""
+
+    waits = 0
+
+    async def wait(self, timeout: float) -> bool:
+        self.waits += 1
+        return await super().wait(timeout)
+
+
+@on_virtual_time()
+async def test_a_program_that_only_enqueues_is_woken_by_no_hint() -> None:
+    store = CountsWaits(VirtualClock())
+    async with Scheduler(store, clock=VirtualClock(), inline=True, workers=0) as producer:
+        producer.job(id="work")(_nothing)
+        runs = [await producer.enqueue("work") for _ in range(3)]
+        await asyncio.sleep(10)
+        assert store.waits == 0
+        ends = asyncio.create_task(producer.wait(runs[0].id))
+        await asyncio.sleep(0.1)
+        assert store.waits > 0  # it needs them to see the end at once
+        [claimed] = await claim_runs(store, a_claim_of("work"))
+        await store.commit([transitions.succeeded(claimed, await store.now(), None)])
+        began = asyncio.get_running_loop().time()
+        await ends
+        assert asyncio.get_running_loop().time() - began < 0.1
+        await asyncio.sleep(10)
+        waits = store.waits
+        await producer.enqueue("work")
+        await asyncio.sleep(10)
+        assert store.waits == waits
+
+
+async def _nothing() -> None:
+    pass
+
+
+def a_claim_of(handler: str) -> Claim:
+    lease = timedelta(minutes=1)
+    return Claim(worker="w", handlers=frozenset({handler}), limit=1, lease=lease)

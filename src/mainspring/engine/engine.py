@@ -378,8 +378,12 @@ class Engine:
             )
 
     async def _pass_on_hints(self) -> None:
+        """Without workers, only who waits for the end of a run needs hints. A program that only
+        enqueues would be woken by each of its own commits."""
         poll = self.context.settings.poll.total_seconds()
         while True:
+            if self.context.settings.workers == 0:
+                await self.run_waiters.wait_for_waiter()
             if await self.context.retrying_store.wait(poll):
                 self.worker.wake()
                 self.slot_firer.wake()

@@ -70,6 +70,7 @@ class RunWaiters:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._has_waiters = asyncio.Event()
         self._asked: dict[str, asyncio.Future[Run | None]] = {}
         self._asking: asyncio.Task[None] | None = None
 
@@ -82,6 +83,10 @@ class RunWaiters:
         for events in self._waiting.values():
             for event in events:
                 event.set()
+
+    async def wait_for_waiter(self) -> None:
+        """Wait until somebody waits for the end of a run."""
+        await self._has_waiters.wait()
 
     async def read(self, run_id: str) -> Run:
         """Return the run as it is now. One query reads all runs that are wanted at this moment, or
@@ -103,6 +108,7 @@ class RunWaiters:
         changed = asyncio.Event()
         last_error: Exception | None = None
         self._waiting.setdefault(run_id, set()).add(changed)
+        self._has_waiters.set()  # before the first read: hints of what comes after it arrive
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -122,6 +128,8 @@ class RunWaiters:
             self._waiting[run_id].discard(changed)
             if not self._waiting[run_id]:
                 del self._waiting[run_id]
+            if not self._waiting:
+                self._has_waiters.clear()
 
     async def _read_last(
         self, run_id: str, timeout: float | None, last_error: Exception | None

@@ -143,7 +143,9 @@ class Notifier:
                     async for hint in cursor:
                         if fresh and hint.get("by") not in (None, self._partition.me):
                             self._receive(hint)
-                        fresh = fresh or hint.get("mark") == mark
+                        if hint.get("mark") == mark:
+                            fresh = True
+                            self._waiters.wake()  # hints before this one were skipped
 
     def _receive(self, hint: Document) -> None:
         if hint.get("claims"):

@@ -80,6 +80,7 @@ class Notifier:
             try:
                 async with await self._db.connect(conninfo) as connection:
                     await connection.execute(f"LISTEN {self._channel}")
+                    self._waiters.wake()  # hints before this one were not heard
                     async for hint in connection.notifies():
                         if hint.payload != self._me:
                             self._waiters.wake()
