@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import sys
 import threading
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mainspring.core.model import State
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore
+from mainspring.stores.sqlite import writer as writer_module
+from mainspring.stores.sqlite.hint_watch import HintWatch
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened
 
@@ -132,7 +137,12 @@ def writing(path: Path, pipe: Connection) -> None:
     asyncio.run(serve())
 
 
-async def test_another_processs_write_wakes_and_is_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("watches", [True, False])
+async def test_another_processs_write_wakes_and_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watches: bool
+) -> None:
+    if not watches:
+        monkeypatch.setattr(HintWatch, "open", lambda path: None)
     path = tmp_path / "jobs.db"
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=writing, args=(path, theirs))
@@ -150,3 +160,49 @@ async def test_another_processs_write_wakes_and_is_seen(tmp_path: Path) -> None:
         ours.send("")
         await asyncio.to_thread(process.join)
     assert process.exitcode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems only poll")
+async def test_a_hint_of_another_writer_spares_the_wait_for_a_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_POLL_SECONDS", 3600)
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store, opened(path) as other:
+        for run_id in ("one", "two"):
+            woken = asyncio.create_task(store.wait(60))
+            await until_it_watches(store)
+            await other.add([a_run(run_id)])
+            assert await woken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems only poll")
+async def test_a_writer_that_waits_for_hints_takes_operations_and_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_POLL_SECONDS", 3600)
+    async with opened(tmp_path / "jobs.db") as store:
+        woken = asyncio.create_task(store.wait(60))
+        await until_it_watches(store)
+        await store.add([a_run("mine")])
+        assert await woken
+        waits = asyncio.create_task(store.wait(60))
+        await until_it_watches(store)
+        await store.close()
+        assert await waits
+
+
+async def until_it_watches(store: SqliteStore) -> None:
+    assert store._session is not None
+    mailbox = store._session.writer.mailbox
+    async with asyncio.timeout(60):
+        while mailbox._watched is None:
+            await asyncio.sleep(0.001)
+
+
+def test_a_system_without_watches_left_only_polls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert HintWatch.open(tmp_path / "missing") is None
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert HintWatch.open(tmp_path) is None

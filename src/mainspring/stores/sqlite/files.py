@@ -165,7 +165,7 @@ class FileLock:
     """For one thread: `with lock: …` waits at most `timeout` seconds."""
 
     def __init__(self, path: Path, timeout: float, database: Path | None = None) -> None:
-        self._path = path
+        self.path = path
         self._database = database or path
         self._timeout = timeout
         self._fd: int | None = None
@@ -173,7 +173,7 @@ class FileLock:
 
     def open(self) -> None:
         if fcntl is not None:
-            self._fd = open_private(self._path, self._database)
+            self._fd = open_private(self.path, self._database)
 
     def close(self) -> None:
         if self._queued is not None:
@@ -201,7 +201,7 @@ class FileLock:
                 return
             # The thread keeps its place in the kernel's queue for the next try.
             raise StoreUnavailable(
-                f"{self._path}: another process has held the write lock for"
+                f"{self.path}: another process has held the write lock for"
                 f" {self._timeout:g} s; it will be tried again"
             )
         self._queued = None
@@ -209,6 +209,12 @@ class FileLock:
     def __exit__(self, *_: Any) -> None:
         if self._fd is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def hint(self) -> None:
+        """Tell the processes that watch the file that this one has committed something."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # a full disk: they poll as well
+                os.pwrite(self._fd, b"\0", 0)
 
     def _try_lock(self, fd: int) -> bool:
         try:
@@ -221,7 +227,7 @@ class FileLock:
 
     def _refused(self, error: OSError) -> StoreError:
         return StoreError(
-            f"{self._path} cannot be locked: {error.strerror}. Its file system must support file"
+            f"{self.path} cannot be locked: {error.strerror}. Its file system must support file"
             " locks; a network file system may not"
         )
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from mainspring.errors import StoreError, StoreFileChanged
 from mainspring.stores.sqlite.errors import translated
 from mainspring.stores.sqlite.files import FileIdentity
+from mainspring.stores.sqlite.hint_watch import HintWatch
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 
@@ -50,21 +51,38 @@ class Mailbox:
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
         self._closed = False
+        self._watched: HintWatch | None = None
+        """Where the thread waits for hints too. It does not see the queue meanwhile."""
 
     def put(self, work: Operation) -> None:
         with self._guard:
             if self._closed:
                 raise StoreError(CLOSED)
-            self._queue.put(work)
+            self._put(work)
 
     def wake(self) -> None:
         """Make the thread return from `take`."""
-        self._queue.put(None)
+        with self._guard:
+            self._put(None)
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            self._queue.put(None)
+            self._put(None)
+
+    def _put(self, work: Operation | None) -> None:
+        self._queue.put(work)
+        if self._watched is not None:
+            self._watched.interrupt()
+
+    def watch(self, watch: HintWatch, timeout: float) -> None:
+        """Wait for a hint or an operation."""
+        with self._guard:
+            self._watched = watch if self._queue.empty() else None
+        if self._watched is not None:
+            watch.wait(timeout)
+            with self._guard:
+                self._watched = None
 
     @property
     def closed(self) -> bool:

@@ -5,8 +5,9 @@ Neighbouring operations of one kind are joined, so that a hundred callers who ad
 one statement. If an operation fails, the others are executed again without it. No error ends the
 thread.
 
-While a caller waits for a hint, the idle thread checks every 20 ms whether another process has
-committed (`PRAGMA data_version`, which this connection's own commits do not change).
+While a caller waits for a hint, the idle thread checks whether another process has committed
+(`PRAGMA data_version`, which this connection's own commits do not change): every 20 ms, and at once
+when that process says so (`hint_watch.py`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from mainspring.stores.sqlite.files import (
     wide_open,
 )
 from mainspring.stores.sqlite.handler_transaction import HandlerTransactions, SqliteTransaction
+from mainspring.stores.sqlite.hint_watch import HintWatch
 from mainspring.stores.sqlite.jobs import fire, put_jobs
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
@@ -70,9 +72,13 @@ wait long."""
 
 _POLL_SECONDS = 0.02
 
+_BUSY_SECONDS = 0.003
+"""A thread that has just worked, or noticed another process, waits for its own queue alone at
+first: that is cheaper, and a busy process wakes idle ones no more often than this."""
+
 _IDLE_TURNS = 2
-"""Turns without an operation after which the thread is idle. A new waiter for hints, who comes
-after each commit, takes one turn; then a turn lasts `_POLL_SECONDS`."""
+"""Turns of `_BUSY_SECONDS` without an operation after which the thread waits for hints too. A new
+waiter for hints, who comes after each commit, ends one of them at once."""
 
 _REFUSED_ON_FULL_DISK = (add_runs, fire, put_jobs)
 """The operations that a store on a full disk refuses, so that running work can be recorded."""
@@ -89,6 +95,7 @@ class Writer:
         self.clock = StoreClock(clock)
         self._lock = FileLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
         self._reserve = DiskReserve(path.with_name(path.name + "-reserve"))
+        self._watch: HintWatch | None = None
         self.identity = FileIdentity(path)
         self._transactions = HandlerTransactions(path, self.clock, self.identity)
         self._handler_transactions: deque[SqliteTransaction] = deque()
@@ -125,6 +132,7 @@ class Writer:
             self.opened.set_exception(translated(error, self._path))
             self.ended.set_result(None)
             return
+        self._watch = HintWatch.open(self._lock.path)
         self._version = self._data_version()
         self._warn_of_wide_files()
         self.opened.set_result(None)
@@ -132,6 +140,8 @@ class Writer:
             self._process_batch()
         self._transactions.close()
         self._connection.close()
+        if self._watch is not None:
+            self._watch.close()
         self._lock.close()
         self.notifier.notify()
         self.ended.set_result(None)
@@ -165,27 +175,40 @@ class Writer:
 
     def _process_batch(self) -> None:
         """Wait for operations (or for the next check for other processes), and execute them."""
-        group = self.mailbox.take(_MOST_BATCH_ITEMS, self._wait_seconds())
+        group = self.mailbox.take(_MOST_BATCH_ITEMS, self._wait_for_hint())
         try:
             outcomes = self._execute_checked(group) if group else []
             self._idle_turns = 0 if group else self._idle_turns + 1
-            if self._idle_turns == _IDLE_TURNS:
+            if self._idle_turns == _IDLE_TURNS + 1:
                 self._fold_counters()
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
-        if (
-            any(work.wakes and error is None for work, _, error in outcomes)
-            or self._other_process_wrote()
-        ):
+        if any(work.wakes and error is None for work, _, error in outcomes):
+            self._hint()
+        elif self._other_process_wrote():
+            self._idle_turns = 0
             self.notifier.notify()
         if self._handler_transactions and not self.mailbox.closed:
             self._run_handler_transaction(self._handler_transactions.popleft())
 
-    def _wait_seconds(self) -> float | None:
+    def _wait_for_hint(self) -> float | None:
+        """Wait for a hint if an idle thread should; return how long to wait for operations then."""
         if self._handler_transactions:
             return 0
-        return _POLL_SECONDS if self.notifier.awaited else None
+        if not self.notifier.awaited:
+            return None
+        if self._watch is None:
+            return _POLL_SECONDS
+        if self._idle_turns < _IDLE_TURNS:
+            return _BUSY_SECONDS
+        self.mailbox.watch(self._watch, _POLL_SECONDS)
+        return 0
+
+    def _hint(self) -> None:
+        """Something was committed: wake who waits for it, here and in other processes."""
+        self._lock.hint()
+        self.notifier.notify()
 
     def _run_handler_transaction(self, transaction: SqliteTransaction) -> None:
         """Run one handler's transaction. The operations that were queued meanwhile come before the
@@ -201,7 +224,7 @@ class Writer:
             return
         transaction.ended.set_result(done)
         if done:
-            self.notifier.notify()
+            self._hint()
 
     def _execute_checked(self, group: list[Operation]) -> list[Outcome]:
         self.identity.check()
