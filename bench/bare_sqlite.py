@@ -11,8 +11,9 @@ import json
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 from mainspring.stores.sqlite import schema
@@ -124,14 +125,14 @@ def bare_drain(path: Path | str, count: int, batch: int = 200) -> float:
     with database(path) as connection:
         began = time.perf_counter()
         done = 0
-        while taken := _bare_claim(connection, batch):
-            _bare_complete(connection, taken)
+        while taken := bare_claim(connection, batch):
+            bare_complete(connection, taken)
             done += len(taken)
         assert done == count
         return count / (time.perf_counter() - began)
 
 
-def _bare_claim(
+def bare_claim(
     connection: sqlite3.Connection, batch: int
 ) -> list[tuple[str, int, int, int, object]]:
     connection.execute("BEGIN IMMEDIATE")
@@ -145,14 +146,16 @@ def _bare_claim(
     ]
 
 
-def _bare_complete(
-    connection: sqlite3.Connection, taken: list[tuple[str, int, int, int, object]]
+def bare_complete(
+    connection: sqlite3.Connection,
+    taken: list[tuple[str, int, int, int, object]],
+    details: Sequence[object] = (),
 ) -> None:
     now = us()
     rows = []
-    for run_id, token, attempt, started, payload in taken:
+    for (run_id, token, attempt, started, payload), detail in zip_longest(taken, details):
         assert payload is not None
-        record = json.dumps([[attempt, "bare", started, now, "succeeded", None, None, []]])
+        record = json.dumps([[attempt, "bare", started, now, "succeeded", None, detail, []]])
         rows.append((now, json.dumps({"ok": True}), record, run_id, token))
     connection.execute("BEGIN IMMEDIATE")
     done = connection.executemany(_COMPLETE, rows).rowcount

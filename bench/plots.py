@@ -278,6 +278,7 @@ def _ratios(report: dict[str, Any]) -> list[tuple[str, float]]:
         ("drain, PostgreSQL", "postgresql", "of_bare_loop"),
         ("job creation over HTTP", "api", "creations_of_bare"),
         ("webhooks", "webhooks", "of_bare_loop"),
+        ("webhooks, calls alone", "webhooks", "of_bare_calls"),
     )
     found = []
     for label, part, key in places:
