@@ -138,6 +138,7 @@ class RunContext(Generic[R]):
         "_lines",
         "_log",
         "_result",
+        "_results",
         "_run",
         "_transact",
         "attempt",
@@ -148,7 +149,6 @@ class RunContext(Generic[R]):
         "latest_progress",
         "payload",
         "resources",
-        "results",
         "run_id",
         "scheduled_at",
         "started_at",
@@ -173,7 +173,7 @@ class RunContext(Generic[R]):
         self.token: int = run.token
         self.payload: Any = run.payload
         self.resources: R = cast(R, resources if resources is not None else {})
-        self.results: UpstreamResults = UpstreamResults() if results is None else results
+        self._results = results
         self.cancelled: bool = False
         self.in_transaction: bool = False
         self.will_retry: bool = False
@@ -184,6 +184,13 @@ class RunContext(Generic[R]):
         self._result: Any = None
         self._run = run
         self._transact = transact
+
+    @property
+    def results(self) -> UpstreamResults:
+        """The results of the jobs that this run came after."""
+        if self._results is None:
+            self._results = UpstreamResults()
+        return self._results
 
     def transaction(self) -> HandlerTransaction:
         """Writes of the handler that commit together with the run's completion, or not at all.

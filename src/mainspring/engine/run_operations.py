@@ -623,33 +623,33 @@ class RunOperations:
             payloads = check_payloads(handler, payloads, job.payload)
         run_at, dedupe_until = options.run_at(now, zone), options.dedupe_until(now)
         after = options.upstream()
-        runs = []
-        for at, (payload, key) in enumerate(
-            zip(payloads, options.keys(len(payloads)), strict=True)
-        ):
-            run = make_run(
-                job,
-                run_id=new_run_id(now, self._engine.rng),
-                now=now + timedelta(microseconds=at),  # they run, and are listed, in this order
-                source=source,
-                scheduled_at=run_at,
-                run_at=run_at,
-                payload=payload,
-                priority=options.priority,
-                queue=options.queue,
+        first = make_run(
+            job,
+            run_id="",
+            now=now,
+            source=source,
+            scheduled_at=run_at,
+            run_at=run_at,
+            priority=options.priority,
+            queue=options.queue,
+            dedupe_until=dedupe_until,
+            trace=batch.trace,
+        )
+        if after:
+            after_any = _runs_after_failure(job, options)
+            first = replace(first, state=State.WAITING, after=after, after_any=after_any)
+        keys = options.keys(len(payloads))
+        return [
+            replace(
+                first,
+                id=new_run_id(now, self._engine.rng),
+                # They run, and are listed, in this order.
+                created_at=first.created_at + timedelta(microseconds=at),
+                payload=job.payload if payload is None else payload,
                 dedupe_key=key,
-                dedupe_until=dedupe_until,
-                trace=batch.trace,
             )
-            if after:
-                run = replace(
-                    run,
-                    state=State.WAITING,
-                    after=after,
-                    after_any=_runs_after_failure(job, options),
-                )
-            runs.append(run)
-        return runs
+            for at, (payload, key) in enumerate(zip(payloads, keys, strict=True))
+        ]
 
     async def _check_upstream(self, run_ids: tuple[str, ...]) -> None:
         """Raise RunNotFound for the first run of these that does not exist."""

@@ -330,6 +330,7 @@ class Worker:
         in_time = [run for run in runs if run.id not in late]
         refused = await self._refused_by_breaker(in_time, jobs)
         suspects: list[LocalAttempt] = []
+        transact = self._transact  # one bound method for all of them
         # A start that counts for a rate begins before the others: it is lost if it is given back.
         for run in sorted(runs, key=lambda run: not _has_rate(jobs[run.job_id])):
             job = jobs[run.job_id]
@@ -351,7 +352,7 @@ class Worker:
                 change = transitions.skipped(run, now, NODE_LACKS_HANDLER)
             else:
                 context = RunContext(
-                    run, self._engine.resources, results.get(run.id), job, self._transact
+                    run, self._engine.resources, results.get(run.id), job, transact
                 )
                 attempt = LocalAttempt(run, job, handler, context, sent, self._monotonic())
                 self.leases.hold(attempt)
