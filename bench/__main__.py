@@ -52,7 +52,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options, more = parser.parse_known_args()
     names = list(BENCHMARKS) if options.name == "all" else [options.name]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with either signal
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     try:
         report = {name: measure(name, more) for name in names}
     except KeyboardInterrupt:
@@ -63,6 +64,14 @@ def main() -> None:
     for name, figures in report.items():
         print(f"\n{name}: {(BENCHMARKS | SUMMARIES)[name]}")
         show(figures, "  ")
+
+
+def interrupt(*_: object) -> None:
+    """Servers end with either signal. A second one does not stop that: after Ctrl+C a benchmark of
+    the report has one from the terminal and one from the report."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs inherit
+    raise KeyboardInterrupt
 
 
 def measure(name: str, more: list[str]) -> object:
