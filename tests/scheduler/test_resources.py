@@ -472,6 +472,22 @@ async def test_a_process_opens_its_own_once_and_closes_them_at_its_end(
     assert told.count("open client") == told.count("close client") == 1
 
 
+async def test_a_process_opens_them_in_their_order(make: Make, witness: Path) -> None:
+    """Each may use those before it, as in the worker itself."""
+    given = {
+        "pool": process_resources.open_pool,
+        "session": per_run(process_resources.open_session),
+        "cursor": per_run(process_resources.open_cursor),
+        "row": per_run(process_resources.open_row),
+    }
+    scheduler = make(resources=given)
+    read = scheduler.job(isolation="process")(process_resources.read)
+    async with scheduler:
+        run = await ended(scheduler, await read.enqueue(names=["row"]))
+    assert run.state is State.SUCCEEDED, run.error
+    assert run.result[0].startswith("row of cursor of session in pool of ")
+
+
 async def test_a_test_scheduler_gives_a_process_what_it_could_open(witness: Path) -> None:
     given = {
         "pool": process_resources.open_pool,

@@ -67,6 +67,14 @@ async def test_beyond_loopback_any_host_is_accepted_with_a_key(make: Make) -> No
     assert await code(api, headers={"Host": "jobs.example.org", **await key(api)}) == 200
 
 
+LINK = {
+    "Sec-Fetch-Site": "cross-site",
+    "Sec-Fetch-Mode": "navigate",
+    "Sec-Fetch-Dest": "document",
+}
+"""What a browser sends when a link on a page of another site is followed."""
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -91,17 +99,17 @@ async def test_cross_site_requests_are_refused(api: Api, headers: dict[str, str]
         {"Origin": "http://127.0.0.1:3000"},
         {"Sec-Fetch-Site": "same-origin"},
         {"Sec-Fetch-Site": "none"},
-        {
-            "Sec-Fetch-Site": "cross-site",
-            "Sec-Fetch-Mode": "navigate",
-            "Sec-Fetch-Dest": "document",
-        },
+        LINK,
     ],
 )
 async def test_same_origin_requests_and_followed_links_are_allowed(
     api: Api, headers: dict[str, str]
 ) -> None:
     assert await code(api, headers=headers) == 200
+
+
+async def test_a_form_of_another_site_is_refused_even_without_its_origin(api: Api) -> None:
+    assert await code(api, "POST", json=WEBHOOK, headers=LINK) == 403
 
 
 async def test_a_proxy_that_rewrites_the_host_is_told_what_to_set(make: Make) -> None:

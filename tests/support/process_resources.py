@@ -36,6 +36,14 @@ def open_session(ctx: RunContext) -> Iterator[str]:
         note(f"close session {ctx.attempt}")
 
 
+def open_cursor(ctx: RunContext) -> str:
+    return f"cursor of {ctx.resources['session']}"
+
+
+def open_row(ctx: RunContext) -> str:
+    return f"row of {ctx.resources['cursor']}"
+
+
 def read(ctx: RunContext, names: list[str]) -> list[str]:
     return [ctx.resources[name] for name in names]
 

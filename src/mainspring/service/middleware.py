@@ -56,7 +56,7 @@ class RequestChecks:
             headers = Headers(scope=scope)
             _check_framing(scope["method"], headers)
             self._check_host(headers)
-            self._check_origin(headers, scope["scheme"])
+            self._check_origin(scope["method"], headers, scope["scheme"])
         except ApiError as error:
             await respond(Request(scope), error)(scope, receive, send)
             return
@@ -116,13 +116,13 @@ class RequestChecks:
                 " Use localhost or 127.0.0.1, or set ALLOWED_HOSTS to the name of a proxy",
             )
 
-    def _check_origin(self, headers: Headers, scheme: str) -> None:
+    def _check_origin(self, method: str, headers: Headers, scheme: str) -> None:
         """Refuse requests that pages of other origins make in a browser: of other sites, and of
         other ports of this host, to which a browser sends the same cookies. Following a link is
         allowed."""
         site = headers.get("sec-fetch-site", "none")
         if site not in ("same-origin", "none"):
-            navigates = headers.get("sec-fetch-mode") == "navigate"
+            navigates = method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
             if not (navigates and headers.get("sec-fetch-dest") == "document"):
                 raise ApiError(
                     403,

@@ -112,7 +112,7 @@ def resources_of_process(resources: Mapping[str, Any]) -> dict[str, dict[str, An
     withheld: dict[str, str] = {}
     opened: dict[str, Any] = {}
     on_loop = resources.on_loop if isinstance(resources, Resources) else ()
-    for name in given.keys() | factories.keys():
+    for name in dict.fromkeys((*given, *factories)):  # in their order: one may use another
         try:
             if name in factories:
                 factory = factories[name]
