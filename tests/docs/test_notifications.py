@@ -1,4 +1,4 @@
-"""The recipes for Sentry and for pings do what their page says, at a server of the test."""
+"""The examples of notifications do what their page says, at a server of the test."""
 
 import asyncio
 import gzip
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mainspring import Scheduler
 from tests.support.doc_examples import DOCS, blocks
 from tests.support.webhook_endpoint import endpoint
 
@@ -21,6 +22,14 @@ def write(folder: Path, title: str) -> Path:
     [text] = [block.text for block in blocks(PAGE) if block.title == title]
     (folder / title).write_text(text)
     return folder / title
+
+
+def test_the_file_is_one_that_a_scheduler_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACK_URL", "https://hooks.example.org/x")
+    monkeypatch.setenv("SMTP_PASSWORD", "s3cret")
+    assert Scheduler("memory://", jobs=write(tmp_path, "mainspring.toml")).code_jobs == []
 
 
 async def test_sentry_gets_a_failed_run_with_its_exception(tmp_path: Path) -> None:

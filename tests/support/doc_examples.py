@@ -13,7 +13,7 @@ A comment `<!-- example: background -->` above a block says how it is run otherw
 (started in the first terminal, and stopped at the end of the page), `restart` (the same, after
 everything in the first terminal was stopped), `eventually` (repeated until it prints what the page
 shows), and `stream`, `pytest`, `mongodb`, `postgresql`, `mounted`, `endpoint`, `verify`,
-`framework` (a file of a program for a web framework) and `excerpt` (a part of a file in
+`framework` (a file of a program, as for a web framework) and `excerpt` (a part of a file in
 `examples/`) for tests of their own.
 """
 

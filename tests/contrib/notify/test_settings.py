@@ -95,6 +95,8 @@ def test_no_error_shows_a_secret(tmp_path: Path) -> None:
     said = read(tmp_path, text)
     assert len(said) == 2
     assert "s3cret" not in str(said)
+    kept = read_settings({"targets": {"team": {"slack": "https://hooks.example.org/s3cret"}}})
+    assert "s3cret" not in repr(kept)
 
 
 def test_defaults() -> None:

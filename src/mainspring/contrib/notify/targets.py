@@ -47,7 +47,14 @@ class Message(Struct, frozen=True):
         return hashlib.sha256(json.dumps(self.jobs).encode()).hexdigest()[:32]
 
 
-class Slack(Struct, frozen=True, kw_only=True):
+class _Unshown(Struct, frozen=True):
+    """Its values may be secrets: a tool that reports errors shows them with `repr`."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class Slack(_Unshown, frozen=True, kw_only=True):
     """An incoming webhook of Slack, or of what takes the same (Mattermost, Discord's `/slack`)."""
 
     slack: Link
@@ -62,7 +69,7 @@ class Slack(Struct, frozen=True, kw_only=True):
         _post(self.slack, {}, json.dumps({"text": text}).encode())
 
 
-class Url(Struct, frozen=True, kw_only=True):
+class Url(_Unshown, frozen=True, kw_only=True):
     """Any URL: a POST of JSON. With a `secret` it is signed as webhooks are."""
 
     url: Link
@@ -90,7 +97,7 @@ class Url(Struct, frozen=True, kw_only=True):
         _post(self.url, headers, body)
 
 
-class Email(Struct, frozen=True, kw_only=True):
+class Email(_Unshown, frozen=True, kw_only=True):
     """A mail by SMTP. The server's certificate is checked."""
 
     email: Address | Annotated[list[Address], Meta(min_length=1)]
