@@ -151,3 +151,14 @@ def test_the_project_of_the_page_on_django_works(tmp_path: Path) -> None:
         browser.force_login(User.objects.create_superuser("ada"))
         assert "send_receipt" in browser.get("/jobs/jobs").content.decode()
     """)
+    project.execute("""
+        from mainspring.contrib.django import scheduler
+        from shop.tasks import send_invoice
+
+        with scheduler.blocking:
+            result = send_invoice.using(backend="patient").enqueue(3)
+            scheduler.blocking.wait(result.id, 30)
+            result.refresh()
+        assert result.return_value == "the invoice of order 3 is sent"
+        assert "shop.tasks.send_invoice:patient" in scheduler.code_job_ids
+    """)
