@@ -712,7 +712,7 @@ class Client:
             if len(link) != 2:
                 rule = "is a job, or a job and its payload"
                 raise refused("links", link, rule, subject="a link of a chain")
-        batches = _traced([_batch(job, [payload], {}) for job, payload in named])
+        batches = traced([_batch(job, [payload], {}) for job, payload in named])
         checked = await self._checked(batches)
         return await self._call(self._runs.chain(checked, after_failure, self._zone))
 
@@ -1012,7 +1012,7 @@ class Client:
         within: Any = None,
     ) -> list[Run]:
         """Queue a run for each payload of each batch."""
-        batches = _traced(batches)
+        batches = traced(batches)
         if within is not None:
             return await self._enqueue_within(batches, source, within)
         self._refuse_in_transaction()
@@ -1334,7 +1334,7 @@ def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBat
     return EnqueueBatch(job_id_of(job), payloads, CheckedEnqueueOptions.of(options))
 
 
-def _traced(batches: Sequence[EnqueueBatch]) -> Sequence[EnqueueBatch]:
+def traced(batches: Sequence[EnqueueBatch]) -> Sequence[EnqueueBatch]:
     """The batches with the caller's trace context, if there is one."""
     trace = current_trace()
     return batches if trace is None else [dataclasses.replace(b, trace=trace) for b in batches]

@@ -66,8 +66,13 @@ def test_an_enqueue_in_another_database_waits_for_the_commit(project: DjangoProj
     project.execute(
         START
         + """
+from opentelemetry.sdk.trace import TracerProvider
+
+tracer = TracerProvider().get_tracer("test")
 with transaction.atomic(using="other"):
-    first = ship.blocking.enqueue(number=1)
+    with tracer.start_as_current_span("request") as span:
+        first = ship.blocking.enqueue(number=1)
+    assert f"{span.get_span_context().trace_id:032x}" in first.trace
     assert stored() == set()
     after = ship.blocking.options(after=first.id).enqueue(number=2)
     try:

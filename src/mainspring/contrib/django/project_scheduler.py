@@ -26,6 +26,7 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.run_operations import EnqueueBatch
 from mainspring.errors import InvalidState, MainspringError
 from mainspring.scheduler import Scheduler
+from mainspring.scheduler.client import traced
 from mainspring.scheduler.definitions import draft_job
 
 log = logging.getLogger("mainspring")
@@ -162,7 +163,7 @@ class ProjectScheduler(Scheduler):
                 return await super()._enqueue(batches, source, within=connection)
         runs = self._runs
         facts = await self._call(runs.read_facts({batch.job_id for batch in batches}, source))
-        plan = runs.plan(batches, facts, self._zone, source)
+        plan = runs.plan(traced(batches), facts, self._zone, source)
         log.debug(
             "%s added after the commit on %s: the store takes part in no transaction there",
             ", ".join(run.id for run in plan.runs),
