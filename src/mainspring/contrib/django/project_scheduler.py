@@ -56,12 +56,13 @@ class ProjectScheduler(Scheduler):
 
     def __init__(self, mistakes: list[Error], **options: Any) -> None:
         self.mistakes = mistakes
-        store: Any = "memory://" if mistakes else ProjectStore()
+        self._of_settings = ProjectStore()
+        store: Any = "memory://" if mistakes else self._of_settings
         super().__init__(store, **options)
 
     @property
     def url(self) -> str | None:
-        store = store_of_settings() if isinstance(self._store, ProjectStore) else self._url
+        store = store_of_settings() if self._store is self._of_settings else self._url
         return store if isinstance(store, str) else None
 
     def open(self) -> None:
@@ -120,7 +121,7 @@ class ProjectScheduler(Scheduler):
     def _database(self) -> str | None:
         """The alias of the database of Django that the store lies in. (A `TestScheduler` has put
         another store in its place.)"""
-        return database_alias() if isinstance(self._store, ProjectStore) else None
+        return database_alias() if self._store is self._of_settings else None
 
     def _may_lock_file(self, connection: Any) -> bool:
         return bool(connection.vendor == "sqlite" and connection.alias == self._database())
