@@ -4,6 +4,7 @@ a process has one Django."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,8 @@ class DjangoProject:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text))
+        # Python would take the bytecode of a former text of the same second and length.
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `python …` in the project."""

@@ -870,7 +870,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("results pruned too soon", "a run is deleted when the last run that waited for it has"
               " become pending", "lost", patches=_results_pruned_too_soon,
               focus="followers",
-              first_seed=675)  # fmt: skip
+              first_seed=344)  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
               first_seed=17)  # fmt: skip
