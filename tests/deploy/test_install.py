@@ -181,7 +181,7 @@ def describes_itself(install: Install) -> None:
     text = path.read_text()
     about = Parser().parsestr(text)
     assert set(about.get_all("Provides-Extra") or ()) == {
-        *("server", "mongodb", "postgresql", "objects", "otel", "all", "docs", "dev")
+        *("server", "mongodb", "postgresql", "objects", "django", "otel", "all", "docs", "dev")
     }
     urls = dict(one.split(", ") for one in about.get_all("Project-URL") or ())
     assert {"Source", "Documentation", "Changelog", "Issues", "Security"} <= urls.keys()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,6 +20,10 @@ out: the trace goes on without it."""
 _PARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}"
 )
+_LATER_VERSION = re.compile(r"\A(?!00|ff)[0-9a-f]{2}((?:-[0-9a-f]+){3})(?:-.*)?\Z")
+"""Read as version 00, as the W3C asks."""
+_MEMBER = re.compile(r"\s*([a-z0-9][a-z0-9_*/@-]*=[ -+\--<>-~]+)?\s*")
+MAX_MEMBERS = 32
 
 _passed_on: ContextVar[str | None] = ContextVar("mainspring_trace", default=None)
 
@@ -36,11 +40,14 @@ def current_trace() -> str | None:
     return _joined(parent, span.trace_state.to_header())
 
 
-def read_trace(parent: str | None, state: str | None) -> str | None:
+def read_trace(parents: Sequence[str], states: Sequence[str]) -> str | None:
     """The trace context in these headers of a request; None where there is none, or it is wrong."""
-    if parent is None or _PARENT.fullmatch(parent) is None:
+    if len(parents) != 1:
         return None
-    return _joined(parent, state)
+    parent = _LATER_VERSION.sub(r"00\1", parents[0])
+    if _PARENT.fullmatch(parent) is None:
+        return None
+    return _joined(parent, ",".join(states))
 
 
 @contextmanager
@@ -60,9 +67,12 @@ def trace_headers(text: str | None) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _joined(parent: str, state: str | None) -> str:
-    fits = state and len(state) <= MAX_STATE and state.isascii() and state.isprintable()
-    return f"{parent} {state}" if fits else parent
+def _joined(parent: str, state: str) -> str:
+    members = state.split(",")
+    fits = len(state) <= MAX_STATE and len(members) <= MAX_MEMBERS
+    return (
+        f"{parent} {state}" if state and fits and all(map(_MEMBER.fullmatch, members)) else parent
+    )
 
 
 # -- with OpenTelemetry ---------------------------------------------------------------------

@@ -62,7 +62,8 @@ class RequestChecks:
             return
         if scope["method"] == "HEAD":
             scope, receive, send = _as_get(scope, receive, send)
-        with passing_on(read_trace(headers.get("traceparent"), headers.get("tracestate"))):
+        trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
+        with passing_on(trace):
             await self._app(scope, receive, send)
 
     def _with_headers_metrics_and_audit(self, scope: Scope, send: Send) -> Send:

@@ -13,16 +13,19 @@ from mainspring.stores.sqlite.files import read_open_file
 
 _PRIMARY = 0xFF  # the lower byte of an extended result code is the plain one
 
+_LOCKED = (
+    "is locked by another program, or by an open transaction of this one; it will be tried again"
+)
 _AWAY = {
-    sqlite3.SQLITE_BUSY: "is locked by another program; it will be tried again",
-    sqlite3.SQLITE_LOCKED: "is locked by another program; it will be tried again",
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
     sqlite3.SQLITE_FULL: "cannot grow: the disk is full. Free some space; reads go on meanwhile",
     sqlite3.SQLITE_IOERR: "could not be read or written (I/O error). Check the disk",
     sqlite3.SQLITE_CANTOPEN: "could not be opened. Check that the file and its folder are there"
     " and may be written",
     sqlite3.SQLITE_READONLY: "is read-only. Check the permissions of the file and its folder",
     sqlite3.SQLITE_NOMEM: "could not be used: out of memory",
-    sqlite3.SQLITE_PROTOCOL: "is locked by another program; it will be tried again",
+    sqlite3.SQLITE_PROTOCOL: _LOCKED,
 }
 
 _LOOK_BYTES, _LOOK_STEP = 256 << 20, 1 << 20

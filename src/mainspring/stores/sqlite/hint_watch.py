@@ -21,13 +21,14 @@ class HintWatch:
 
     def __init__(self, path: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
+        self._interrupts = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._hints = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._hints < 0:  # too many
+            os.close(self._interrupts)
             raise OSError(ctypes.get_errno(), "inotify_init1")
         if libc.inotify_add_watch(self._hints, os.fsencode(path), _IN_MODIFY) < 0:
-            os.close(self._hints)
+            self.close()
             raise OSError(ctypes.get_errno(), "inotify_add_watch")
-        self._interrupts = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         for file in (self._hints, self._interrupts):
             self._poll.register(file, select.POLLIN)
