@@ -16,6 +16,8 @@ class MailServer:
         self.mails: list[EmailMessage] = []
         self.port = 0
         self.logins: list[str] = []
+        self.refused = "nobody"
+        self.farewell = "221 bye"
         self._tls = tls
         self._wrapped = wrapped
         self._password = password
@@ -48,14 +50,15 @@ class MailServer:
                     self.logins.append(user)
                     say("235 welcome" if known else f"535 no such user {password}")
                 case "MAIL" | "RCPT":
-                    say("250 fine" if known else "530 log in first")
+                    fine = known and self.refused not in words
+                    say("250 fine" if fine else "530 log in first")
                 case "DATA":
                     say("354 go on")
                     data = await reader.readuntil(b"\r\n.\r\n")
                     self.mails.append(message_from_bytes(data[:-3], policy=policy.default))
                     say("250 taken")
                 case "QUIT":
-                    say("221 bye")
+                    say(self.farewell)
                     await writer.drain()
                     break
                 case _:

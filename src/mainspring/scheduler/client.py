@@ -15,7 +15,7 @@ import inspect
 import os
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib import import_module
@@ -206,6 +206,8 @@ class Client:
         self._start_lock = threading.Lock()  # of starts in plain code and at the first use
         self._opened_itself = False
         self._was_stopped = False
+        # Awaited by a stop after the drain, while the store is still open.
+        self._before_close: list[Callable[[], Awaitable[None]]] = []
         self._entered: list[bool] = []  # for each `with` block, whether it started the client
 
     def _refuse_unknown(self, options: Mapping[str, object]) -> None:
@@ -1261,6 +1263,10 @@ class Client:
         engine, engine_loop = self._engine, self._engine_loop
         stopping = self._stopping = concurrent.futures.Future()
         try:
+            if self._before_close:
+                await engine_loop.call(engine.drain(timeout=seconds if graceful else 0.0))
+                calls = [call() for call in self._before_close]
+                await asyncio.gather(*calls, return_exceptions=True)
             await engine_loop.call(engine.stop(graceful=graceful, timeout=seconds))
             self._was_stopped = True
             self._engine = self._engine_loop = None

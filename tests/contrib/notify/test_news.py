@@ -81,6 +81,28 @@ def test_an_open_breaker_is_told_until_it_closes() -> None:
     assert "has closed" in team.hears(Facts(breaker=False), 101)[0]
 
 
+def test_missed_slots_that_were_found_after_the_clock_was_read_are_told_once() -> None:
+    team = Receiver()
+    gap = (to_us(AT + timedelta(seconds=1)), 3)
+    assert team.hears(Facts(missed=(gap,))) == ["no process fired 3 slots in time"]
+    assert team.hears(Facts(missed=(gap,)), 20) == []
+
+
+def test_a_breaker_that_flaps_is_told_once_in_the_throttle() -> None:
+    team = Receiver()
+    assert len(team.hears(Facts(breaker=True))) == 1
+    assert len(team.hears(Facts(breaker=False), 1)) == 1
+    assert team.hears(Facts(breaker=True), 2) == []
+    assert team.waits
+    assert team.hears(Facts(breaker=False), 3) == []
+    assert "is open" in team.hears(Facts(breaker=True), 15)[0]
+
+
+def test_the_end_of_a_breaker_that_was_open_before_is_no_news() -> None:
+    team = Receiver(told=Facts(breaker=True).baseline(to_us(AT)))
+    assert team.hears(Facts(breaker=False), 1) == []
+
+
 def test_only_what_was_asked_for_is_told() -> None:
     everything = Facts(1, True, LAST, ((to_us(AT), 1),), True)
     for kind in NEWS[:1] + NEWS[2:]:

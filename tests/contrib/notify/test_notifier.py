@@ -7,8 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from standardwebhooks import Webhook
 from mainspring import Client, RunContext, Scheduler
 from mainspring.contrib import notify
 from mainspring.contrib.notify import notifier
+from mainspring.contrib.notify.notifier import Notifier, _log_failure
+from mainspring.contrib.notify.targets import Url
+from mainspring.core.clock import to_us
 from tests.support.mail_server import mail_server
 from tests.support.webhook_endpoint import Endpoint, endpoint, response, self_signed
 
@@ -165,9 +169,111 @@ async def test_a_target_that_never_answers_is_given_up_and_delays_no_stop(
         notify.install(scheduler, url_target(server))
         async with scheduler:
             await run_flaky(scheduler, True)
-            await until(lambda: "the target team fails" in caplog.text)
+            await until(lambda: "no answer within 0.2 s" in caplog.text)
             await run_flaky(scheduler, False)
+            await asyncio.sleep(1)
+        assert len(server.requests) == 1  # no second try while the first may still be accepted
         server.hold.set()
+
+
+async def test_a_target_that_never_answers_delays_no_other() -> None:
+    scheduler = with_flaky()
+    async with endpoint() as bad, endpoint() as good:
+        bad.hold = asyncio.Event()
+        targets = {"bad": {"url": bad.url}, "good": {"url": good.url}}
+        notify.install(scheduler, targets)
+        async with scheduler:
+            await run_flaky(scheduler, True)
+            await until(lambda: bad.requests and good.requests)
+            await run_flaky(scheduler, False)
+            await until(lambda: len(good.requests) == 2)
+            assert len(bad.requests) == 1
+            bad.hold.set()
+
+
+async def test_a_stop_waits_until_the_message_is_sent_and_noted(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    scheduler = with_flaky(url)
+    async with endpoint() as server:
+        server.hold = asyncio.Event()
+        notify.install(scheduler, url_target(server))
+        await scheduler.start()
+        await run_flaky(scheduler, True)
+        await until(lambda: server.requests)
+        stop = asyncio.ensure_future(scheduler.stop())
+        await asyncio.sleep(0.3)
+        server.hold.set()
+        await stop
+    async with Client(url) as client:
+        note = await client.note(notifier.KIND, "team")
+    assert note is not None
+    assert (note.value["sent"], note.value.get("until")) == (1, None)
+
+
+async def test_the_same_words_at_another_time_have_another_id() -> None:
+    scheduler = with_flaky()
+    async with endpoint() as server:
+        notify.install(scheduler, url_target(server), on=["recovery"])
+        async with scheduler:
+            for count in (1, 2):
+                await run_flaky(scheduler, True)
+                await told_failing(scheduler)
+                await run_flaky(scheduler, False)
+                await until(lambda count=count: len(server.requests) == count)
+    first, second = server.requests
+    assert first.body == second.body
+    assert first.headers["webhook-id"] != second.headers["webhook-id"]
+
+
+async def told_failing(scheduler: Scheduler) -> None:
+    async with asyncio.timeout(30):
+        while "failing" not in str(await scheduler.note(notifier.KIND, "team")):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_mail_that_was_taken_is_sent_once_whatever_the_server_says_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = with_flaky()
+    async with mail_server() as mail:
+        mail.refused, mail.farewell = "b@example.org", "421 gone"
+        addresses = {"email": ["a@example.org", "b@example.org"], "from": "jobs@example.org"}
+        server = {"host": "127.0.0.1", "port": mail.port, "security": "none"}
+        notify.install(scheduler, {"ops": {**addresses, **server}})
+        async with scheduler:
+            await run_flaky(scheduler, True)
+            await until(lambda: mail.mails)
+            await asyncio.sleep(0.5)
+    assert len(mail.mails) == 1
+    assert "the mail server refused 1 of the recipients" in caplog.text
+    assert "fails" not in caplog.text
+
+
+def test_the_log_hides_secrets_in_each_form_and_garbles_no_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = Url(url="http://a/b", headers={"A": "pass\\word", "B": "r"})
+    for error in (ValueError("pass\\word"), ValueError(repr("pass\\word"))):
+        _log_failure("team", target, error, timedelta(seconds=1))
+    assert "word" not in caplog.text
+    assert "ValueError: ********" in caplog.text
+
+
+async def test_missed_slots_are_found_behind_many_other_skipped_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, now = Scheduler("memory://"), datetime.now(UTC)
+
+    async def list_runs(cursor: str | None, **_: Any) -> Any:
+        last = cursor == "3"
+        run = SimpleNamespace(job_id="tick", created_at=now, result={"count": 7})
+        run.reason = "misfire" if last else "overlap"
+        return SimpleNamespace(items=[run], cursor=None if last else str(int(cursor or 0) + 1))
+
+    monkeypatch.setattr(scheduler, "list_runs", list_runs)
+    settings = notify.read_settings({"targets": {"team": {"url": "http://a"}}})
+    gaps = await Notifier(scheduler, settings, "team")._read_gaps(now)
+    assert gaps == {"tick": [(to_us(now), 7)]}
 
 
 async def test_missed_slots_and_an_open_breaker_are_told(tmp_path: Path) -> None:
@@ -289,7 +395,7 @@ async def test_two_processes_send_each_message_once(tmp_path: Path) -> None:
                     await until(lambda: len(server.requests) % 2 == 0)
                 await asyncio.sleep(2)
     assert [("recovered" in text) for text in texts(server)] == [False, True] * 3
-    assert len({request.headers["webhook-id"] for request in server.requests}) >= 4
+    assert len({request.headers["webhook-id"] for request in server.requests}) == 6
 
 
 async def test_a_message_survives_the_death_of_the_process_that_sends_it(tmp_path: Path) -> None:

@@ -53,6 +53,19 @@ def test_a_file_may_take_passwords_from_the_environment(
         ("[notify]\nthrottel = 1\n" + SLACK, "notify.throttel", "did you mean 'throttle'?"),
         ("[notify]\nthrottle = 'often'\n" + SLACK, "notify.throttle", "often"),
         ("[notify]\nthrottle = -1\n" + SLACK, "notify.throttle", "-1"),
+        ("[notify]\nthrottle = '31d'\n" + SLACK, "notify.throttle", "at most 30 days"),
+        ("[notify]\non = [['failure']]\n" + SLACK, "notify.on", "is one or more of"),
+        ("[notify]\non = { failure = 1 }\n" + SLACK, "notify.on", "is one or more of"),
+        ("[notify.targets.t]\nurl = 'http://a:b@c/'", "notify.targets.t.url", "`headers` take"),
+        ("[notify.targets.t]\nslack = 'http://a@b'", "notify.targets.t.slack", "without user:"),
+        ('[notify.targets.t]\nurl = "http://a/\\n"', "notify.targets.t.url", "begins with"),
+        (
+            '[notify.targets.t]\nurl = "http://a"\nheaders = { A = "b\\n" }',
+            "notify.targets.t.headers",
+            "ASCII",
+        ),
+        (MAIL.replace('.org"\nfrom', '.org\\n"\nfrom'), "notify.targets.ops.email", "an address"),
+        (MAIL.replace("smtp.example.org", "smtp\\n"), "notify.targets.ops.host", "mail server"),
         ("[notify.targets]\nteam = 'https://x'", "notify.targets.team", "slack, url and email"),
         ("[notify.targets.team]\n", "notify.targets.team", "not 0"),
         (SLACK + "url = 'https://x'", "notify.targets.team", "not 2"),
@@ -95,8 +108,17 @@ def test_no_error_shows_a_secret(tmp_path: Path) -> None:
     said = read(tmp_path, text)
     assert len(said) == 2
     assert "s3cret" not in str(said)
+    for table in ("https://h/s3cret", {"targets": "https://h/s3cret"}):
+        with pytest.raises(InvalidInput, match="not str") as error:
+            read_settings(table)
+        assert "s3cret" not in str(error.value)
     kept = read_settings({"targets": {"team": {"slack": "https://hooks.example.org/s3cret"}}})
     assert "s3cret" not in repr(kept)
+
+
+def test_a_url_may_have_a_query_and_an_at_sign_in_its_path() -> None:
+    for url in ("http://a?b=c@d", "https://[::1]:8080/@team?x=1", "http://a"):
+        assert read_settings({"targets": {"t": {"url": url}}}).targets
 
 
 def test_defaults() -> None:

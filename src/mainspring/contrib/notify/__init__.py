@@ -28,16 +28,15 @@ def install(
     """Notify these targets while the scheduler or client is started. Call it in every process: each
     message is sent by one of them. The arguments are the keys of `[notify]` in a file
     (docs/reference/mainspring-toml.md)."""
-    chosen = on if isinstance(on, str) else list(on)
-    install_settings(
-        scheduler, read_settings({"targets": targets, "on": chosen, "throttle": throttle})
-    )
+    install_settings(scheduler, read_settings({"targets": targets, "on": on, "throttle": throttle}))
 
 
 def install_settings(scheduler: Client, settings: Settings) -> None:
     """The same with settings that were read before."""
-    notifier = Notifier(scheduler, settings)
-    scheduler.on("scheduler.started", notifier.start)
-    scheduler.on("scheduler.stopped", notifier.stop)
-    for name in ("run.failed", "breaker.opened", "schedule.missed"):
-        scheduler.on(name, notifier.wake)
+    for target in settings.targets:
+        notifier = Notifier(scheduler, settings, target)
+        scheduler.on("scheduler.started", notifier.start)
+        scheduler.on("scheduler.stopped", notifier.stop)
+        scheduler._before_close.append(notifier.finish)
+        for name in ("run.failed", "breaker.opened", "schedule.missed"):
+            scheduler.on(name, notifier.wake)

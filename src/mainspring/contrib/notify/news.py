@@ -21,14 +21,17 @@ LONGEST_ERROR = 300
 
 class Told(Struct, frozen=True, omit_defaults=True):
     """What a target has been told of a job. `failed`: of this many failed runs. `at`: when it was
-    told of a failure last. `missed`: of missed slots found up to then. Times are in microseconds.
-    """
+    told of a failure last. `missed`: when of missed slots last, and `gap`: when the newest of them
+    were found. `breaker`: whether its breaker was open, and `opened`: when that was told last.
+    Times are in microseconds."""
 
     failed: int = 0
     failing: bool = False
     missed: int = 0
     breaker: bool = False
     at: int = 0
+    gap: int = 0
+    opened: int = 0
 
 
 class Facts(Struct, frozen=True):
@@ -62,8 +65,9 @@ class News(Struct, frozen=True):
 def news_of(
     facts: Facts, told: Told, on: Collection[str], throttle: timedelta, now: datetime
 ) -> News:
-    """The news of a job. Failures and missed slots come at most once in `throttle`, and the next
-    message counts those in between. A recovery comes at once: it needs a failure that was told."""
+    """The news of a job. Failures, missed slots and an open breaker come at most once each in
+    `throttle`; the next message counts what was in between. A recovery comes at once: it needs a
+    failure or an open breaker that was told."""
     lines: list[str] = []
     span, at, waits = throttle // timedelta(microseconds=1), to_us(now), False
     if facts.failed < told.failed:  # the job was removed and made again
@@ -79,20 +83,24 @@ def news_of(
         told = replace(told, failing=False)
         if "recovery" in on:
             lines.append("has recovered: its last run succeeded")
-    gaps = [(found, count) for found, count in facts.missed if found > told.missed]
+    gaps = [(found, count) for found, count in facts.missed if found > (told.gap or told.missed)]
     if gaps and told.missed and at - told.missed < span:
         waits = True
     elif gaps:
-        told = replace(told, missed=at)
+        told = replace(told, missed=at, gap=max(found for found, _ in gaps))
         if "missed" in on:
             count = sum(count for _, count in gaps)
             lines.append(f"no process fired {plural(count, 'slot')} in time")
-    if facts.breaker != told.breaker:
-        told = replace(told, breaker=facts.breaker)
-        if facts.breaker and "breaker" in on:
-            lines.append("its circuit breaker is open: no run starts until a trial succeeds")
-        elif {"breaker", "recovery"} <= set(on):
+    if told.breaker and not facts.breaker:
+        told = replace(told, breaker=False)
+        if told.opened and {"breaker", "recovery"} <= set(on):
             lines.append("its circuit breaker has closed: runs start again")
+    elif facts.breaker and not told.breaker and "breaker" in on:
+        if told.opened and at - told.opened < span:
+            waits = True
+        else:
+            told = replace(told, breaker=True, opened=at)
+            lines.append("its circuit breaker is open: no run starts until a trial succeeds")
     return News(tuple(lines), told, waits)
 
 

@@ -1,14 +1,18 @@
-"""Looks for news of each target, and sends it from one process.
+"""Looks for news of a target, and sends it from one process.
 
 The store counts how runs end; a note for each target says what it was told. What differs is news.
 The process that changes the note first sends it, and writes what was told once the target has
 accepted it. So no news is lost with a process: the next look of another one finds the same
-difference. A message is sent twice only if its process dies, or the store is away, between the two.
+difference. A message is sent twice, with the same id if its lines are the same, only if the target
+takes it and its answer is lost or late, or the process ends or the store is away before the note is
+written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import random
 import threading
@@ -23,7 +27,7 @@ from msgspec.structs import replace
 from mainspring.contrib.notify.news import Facts, Told, news_of
 from mainspring.contrib.notify.settings import Settings
 from mainspring.contrib.notify.targets import Message, Target
-from mainspring.core.clock import to_us
+from mainspring.core.clock import from_us, to_us
 from mainspring.core.events import Event
 from mainspring.core.model import Note, State
 from mainspring.core.plurals import plural
@@ -46,6 +50,12 @@ AFTER_EVENT = 0.5
 LONGEST_SEND = 30.0
 """Seconds for one message."""
 
+LONGEST_STOP = 5.0
+"""Seconds that a stop waits for a message that is being sent, so that its note is written."""
+
+SHORTEST_SECRET = 6
+"""Characters of what is hidden in the log. Shorter values are also parts of other words."""
+
 HELD = timedelta(seconds=60)
 """How long other processes wait for the one that sends. Then they take it for dead."""
 
@@ -55,21 +65,27 @@ FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=10), timedelta(minutes=15)
 MOST_JOBS = 20
 """Jobs that one message describes. Of others it says how many there are."""
 
-MOST_GAPS, GAPS_SINCE = 500, timedelta(days=1)
+GAPS_AT_ONCE, MOST_PAGES, GAPS_SINCE = 500, 40, timedelta(days=1)
 """How many skipped runs are searched for missed slots, and how far back, besides the throttle."""
+
+GAPS_AGAIN = timedelta(minutes=10)
+"""How far back they are searched again after all was told: what is stored late has an older time.
+"""
 
 JOBS_AT_ONCE = 500
 
 
 class Record(Struct, frozen=True, omit_defaults=True):
     """The note of a target. Until `until` only `holder` may send to it: it does, or the last try
-    failed. `since`: what was found missed before is no news. Times are in microseconds."""
+    failed. `since`: what was found missed before is no news. `sent`: how many messages it has
+    taken. Times are in microseconds."""
 
     since: int = 0
     jobs: Mapping[str, Told] = field(default_factory=dict)
     holder: str = ""
     until: int = 0
     tries: int = 0
+    sent: int = 0
 
     @property
     def failing(self) -> list[str]:
@@ -80,26 +96,39 @@ class Notifier:
     """Looks for news while its scheduler is started, on the program's loop. Its errors are logged,
     reach no run, and the next look tries again."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
+    def __init__(self, client: Client, settings: Settings, name: str) -> None:
         self._client = client
         self._settings = settings
+        self._name = name
+        self._target = settings.targets[name]
         self._holder = ""
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._started_at = 0
-        self._seen: dict[str, object] = {}
-        """What was counted when a target had been told all."""
+        self._seen: object = None
+        """What was counted when the target had been told all."""
+        self._gaps_from = from_us(0)
+        """Missed slots that were found before are told."""
+        self._telling = asyncio.Lock()
+        """Held while a message is sent and the note is written."""
+        self._sending: Future[None] | None = None
 
     def start(self, event: Event) -> None:
         self.stop()
         self._started_at = to_us(event.time)
         self._holder = f"{random.getrandbits(64):016x}"
-        self._woken, self._seen = asyncio.Event(), {}
+        self._woken, self._telling = asyncio.Event(), asyncio.Lock()
+        self._seen, self._gaps_from = None, from_us(0)
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     def stop(self, _: Event | None = None) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    async def finish(self) -> None:
+        """Stop between two messages, or raise `TimeoutError`: `stop` is called in any case."""
+        async with asyncio.timeout(LONGEST_STOP), self._telling:
+            self.stop()
 
     def wake(self, _: Event) -> None:
         self._woken.set()
@@ -121,38 +150,33 @@ class Notifier:
             self._woken.clear()
 
     async def look(self) -> None:
-        """Tell each target its news."""
+        """Tell the target its news."""
+        if self._sending is not None and not self._sending.done():
+            return  # the target has not answered the last try yet
         totals = (await self._client.counts(jobs=[WHOLE_STORE])).totals.get(WHOLE_STORE)
         ended = {} if totals is None else totals.ended
         open_breakers = frozenset(await self._client.open_breakers())
         counted = (ended.get(State.FAILED, 0), ended.get(State.SKIPPED, 0), open_breakers)
-        for name, target in self._settings.targets.items():
-            note = await self._client.note(KIND, name)
-            record, now = _record(note), await self._client.now()
-            if note is not None and record.until > to_us(now) and record.holder != self._holder:
-                self._seen.pop(name, None)
-                continue
-            all_told = note is not None and self._seen.get(name) == counted
-            if all_told and not record.failing:
-                continue
+        note = await self._client.note(KIND, self._name)
+        record, now = _record(note), await self._client.now()
+        all_told = note is not None and self._seen == counted
+        self._seen = None
+        if note is not None and record.until > to_us(now) and record.holder != self._holder:
+            return
+        if not all_told or record.failing:
             facts = await self._read_facts(open_breakers, now, record.failing if all_told else None)
             if not all_told:
                 record = replace(record, jobs={i: t for i, t in record.jobs.items() if i in facts})
-            note = note or Note(kind=KIND, name=name)
-            if await self._tell(target, note, record, facts, now):
-                self._seen[name] = counted
-            else:
-                self._seen.pop(name, None)
+            note = note or Note(kind=KIND, name=self._name)
+            if not await self._tell(note, record, facts, now):
+                return
+            self._gaps_from = now - GAPS_AGAIN
+        self._seen = counted
 
     async def _tell(
-        self,
-        target: Target,
-        note: Note,
-        record: Record,
-        facts: Mapping[str, Facts],
-        now: datetime,
+        self, note: Note, record: Record, facts: Mapping[str, Facts], now: datetime
     ) -> bool:
-        """Send a target its news, and write what it was told. Returns whether that was all."""
+        """Send the target its news, and write what it was told. Returns whether that was all."""
         if not record.since:  # new, or damaged: what was before is no news
             since = self._started_at
             told = {job_id: fact.baseline(since) for job_id, fact in facts.items()}
@@ -169,23 +193,26 @@ class Notifier:
         }
         is_all = not any(one.waits for one in news.values())
         told = {**record.jobs, **{job_id: one.told for job_id, one in news.items()}}
-        after = Record(record.since, _worth_keeping(told))
+        after = Record(record.since, _worth_keeping(told), sent=record.sent)
         lines = {job_id: one.lines for job_id, one in sorted(news.items()) if one.lines}
         if not lines:
             return is_all and (after == record or await self._write(note, after) > 0)
-        held = replace(record, holder=self._holder, until=to_us(now + HELD))
-        version = await self._write(note, held)
-        if not version:  # another process was first
-            return False
-        try:
-            message = _message(lines, now)
-            await asyncio.wait_for(_in_thread(lambda: target.send(message)), LONGEST_SEND)
-        except Exception as error:
-            wait = min(FIRST_WAIT * 2 ** min(record.tries, 10), LONGEST_WAIT)
-            _log_failure(note.name, target, error, wait)
-            after = replace(record, holder="", until=to_us(now + wait), tries=record.tries + 1)
-            is_all = False
-        return await self._write(replace(note, version=version), after) > 0 and is_all
+        async with self._telling:
+            held = replace(record, holder=self._holder, until=to_us(now + HELD))
+            version = await self._write(note, held)
+            if not version:  # another process was first
+                return False
+            try:
+                message = _message(lines, now, (self._name, record.since, record.sent))
+                self._sending = _in_thread(lambda: self._target.send(message))
+                await asyncio.wait_for(asyncio.wrap_future(self._sending), LONGEST_SEND)
+                after = replace(after, sent=record.sent + 1)
+            except Exception as error:
+                wait = min(FIRST_WAIT * 2 ** min(record.tries, 10), LONGEST_WAIT)
+                _log_failure(note.name, self._target, error, wait)
+                after = replace(record, holder="", until=to_us(now + wait), tries=record.tries + 1)
+                is_all = False
+            return await self._write(replace(note, version=version), after) > 0 and is_all
 
     async def _write(self, note: Note, record: Record) -> int:
         """Write the note of a target; 0 if another process has written it since."""
@@ -218,14 +245,20 @@ class Notifier:
 
     async def _read_gaps(self, now: datetime) -> dict[str, list[tuple[int, int]]]:
         """When slots were found missed, and how many, by job."""
-        since = now - self._settings.throttle - GAPS_SINCE
-        page = await self._client.list_runs(state=State.SKIPPED, since=since, limit=MOST_GAPS)
+        since = max(now - self._settings.throttle - GAPS_SINCE, self._gaps_from)
         gaps: dict[str, list[tuple[int, int]]] = {}
-        for run in page.items:
-            if run.reason == MISFIRE:
-                count = run.result.get("count") if isinstance(run.result, dict) else None
-                missed = count if isinstance(count, int) else 1
-                gaps.setdefault(run.job_id, []).append((to_us(run.created_at), missed))
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await self._client.list_runs(
+                state=State.SKIPPED, since=since, limit=GAPS_AT_ONCE, cursor=cursor
+            )
+            for run in page.items:
+                if run.reason == MISFIRE:
+                    count = run.result.get("count") if isinstance(run.result, dict) else None
+                    missed = count if isinstance(count, int) else 1
+                    gaps.setdefault(run.job_id, []).append((to_us(run.created_at), missed))
+            if (cursor := page.cursor) is None:
+                break
         return gaps
 
 
@@ -242,28 +275,33 @@ def _worth_keeping(told: Mapping[str, Told]) -> dict[str, Told]:
     return {job_id: one for job_id, one in told.items() if one != Told()}
 
 
-def _message(jobs: Mapping[str, tuple[str, ...]], now: datetime) -> Message:
+def _message(jobs: Mapping[str, tuple[str, ...]], now: datetime, source: object) -> Message:
+    """`source` makes its id differ from that of other messages with the same lines."""
     lines = [f"{job}: {line}" for job, of_job in [*jobs.items()][:MOST_JOBS] for line in of_job]
     if (more := len(jobs) - MOST_JOBS) > 0:
         lines.append(f"and {plural(more, 'other job')}")
     what = plural(len(jobs), "job") if len(jobs) > 1 else next(iter(jobs))
-    return Message(f"Mainspring: {what}", "\n".join(lines), jobs, now)
+    message_id = hashlib.sha256(json.dumps([source, jobs]).encode()).hexdigest()[:32]
+    return Message(message_id, f"Mainspring: {what}", "\n".join(lines), jobs, now)
 
 
 def _log_failure(name: str, target: Target, error: Exception, wait: timedelta) -> None:
-    text = f"{type(error).__name__}: {error}"
+    why = str(error) or f"no answer within {LONGEST_SEND:g} s"  # `wait_for` says nothing
+    text = f"{type(error).__name__}: {why}"
     for secret in target.secrets():
-        text = text.replace(secret, "********")
+        if len(secret) >= SHORTEST_SECRET:
+            for form in (secret, repr(secret)[1:-1], repr(secret.encode())[2:-1]):
+                text = text.replace(form, "********")
     seconds = wait.total_seconds()
     log.error("notify: the target %s fails, and is tried again in %d s: %s", name, seconds, text)
 
 
-async def _in_thread(call: Callable[[], None]) -> None:
+def _in_thread(call: Callable[[], None]) -> Future[None]:
     """Call it in a thread of its own, which does not keep the program from ending."""
     ended: Future[None] = Future()
+    ended.set_running_or_notify_cancel()  # so that nobody can cancel it
 
     def body() -> None:
-        ended.set_running_or_notify_cancel()
         try:
             call()
         except Exception as error:
@@ -272,4 +310,4 @@ async def _in_thread(call: Callable[[], None]) -> None:
             ended.set_result(None)
 
     threading.Thread(target=body, name="mainspring-notify", daemon=True).start()
-    await asyncio.wrap_future(ended)
+    return ended

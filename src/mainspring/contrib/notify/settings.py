@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,8 @@ from mainspring.errors import InputErrors, InvalidInput, UnknownOption, refused
 
 _KINDS: dict[str, Any] = {"slack": Slack, "url": Url, "email": Email}
 _RULES = {
-    "slack": "is a URL that begins with https:// or http://",
-    "url": "is a URL that begins with https:// or http://",
+    "slack": "is a URL that begins with https:// or http://, without user:password@",
+    "url": "is a URL that begins with https:// or http://; `headers` take a password, not the URL",
     "headers": "is a table of texts in ASCII",
     "email": "is an address such as ops@example.org, or a list of them",
     "from": "is an address such as jobs@example.org",
@@ -40,19 +40,23 @@ class Settings(Struct, frozen=True):
 def read_settings(table: Any) -> Settings:
     """`InvalidInput` names each key that is wrong."""
     if not isinstance(table, Mapping):
-        raise InvalidInput(f"notify is a table with the key targets, not {table!r}")
+        raise InvalidInput(f"notify is a table with the key targets, not {type(table).__name__}")
     errors, throttle = InputErrors(), timedelta()
     with errors:
         _check_keys(table, ("targets", "on", "throttle"))
     on = table.get("on", NEWS)
-    chosen = [on] if isinstance(on, str) else on
-    if not isinstance(chosen, Collection) or not chosen or not set(chosen) <= set(NEWS):
+    is_list = isinstance(on, Iterable) and not isinstance(on, str | Mapping)
+    chosen: list[Any] = list(on) if is_list else [on]
+    if not chosen or not all(isinstance(kind, str) and kind in NEWS for kind in chosen):
         errors.add(refused("on", on, f"is one or more of {', '.join(NEWS)}", NEWS))
     with errors:
         throttle = duration(table.get("throttle", "15m"), what="throttle")
+    if throttle > timedelta(days=30):
+        errors.add(refused("throttle", throttle, "is at most 30 days"))
     given, targets = table.get("targets"), {}
     if not isinstance(given, Mapping) or not given:
-        errors.add(refused("targets", given, "is a table for each target ([notify.targets.team])"))
+        why = f"is a table for each target ([notify.targets.team]), not {type(given).__name__}"
+        errors.add(InvalidInput(why, field="targets", subject="targets"))
         given = {}
     for name, target in given.items():
         try:

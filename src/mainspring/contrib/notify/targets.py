@@ -6,12 +6,13 @@ and a chat server is often in the same network.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 import smtplib
 import ssl
 import urllib.request
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
@@ -23,28 +24,27 @@ from mainspring.errors import InvalidInput
 from mainspring.webhooks.request import USER_AGENT, signature
 from mainspring.webhooks.vault import signing_bytes
 
+log = logging.getLogger("mainspring")
+
 TIMEOUT = 10.0
 """Seconds for each step of a connection."""
 
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
-Link = Annotated[str, Meta(pattern=r"^https?://[!-.0-~]+(/[!-~]*)?$")]
-Address = Annotated[str, Meta(pattern=r"^[^@\s,<>\"]+@[A-Za-z0-9.-]+$")]
-Text = Annotated[str, Meta(pattern=r"^[ -~]+$")]
+Link = Annotated[str, Meta(pattern=r"^https?://[!-\"$-.0->A-~]+([/?][!-~]*)?\Z")]
+Address = Annotated[str, Meta(pattern=r"^[^@\s,<>\"]+@[A-Za-z0-9.-]+\Z")]
+Text = Annotated[str, Meta(pattern=r"^[ -~]+\Z")]
 
 
 class Message(Struct, frozen=True):
-    """`jobs`: the lines of each job. `at`: when it is sent, by the store's clock."""
+    """`id`: the same if it comes again, and only then. `jobs`: the lines of each job. `at`: when it
+    is sent, by the store's clock."""
 
+    id: str
     title: str
     text: str
     jobs: Mapping[str, tuple[str, ...]]
     at: datetime
-
-    @property
-    def id(self) -> str:
-        """The same for the same news, so that a receiver recognises a message that comes twice."""
-        return hashlib.sha256(json.dumps(self.jobs).encode()).hexdigest()[:32]
 
 
 class _Unshown(Struct, frozen=True):
@@ -102,7 +102,7 @@ class Email(_Unshown, frozen=True, kw_only=True):
 
     email: Address | Annotated[list[Address], Meta(min_length=1)]
     sender: Address = field(name="from")
-    host: Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]+$")]
+    host: Annotated[str, Meta(pattern=r"^[A-Za-z0-9.-]+\Z")]
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     security: Literal["starttls", "tls", "none"] = "starttls"
     user: str | None = None
@@ -126,7 +126,7 @@ class Email(_Unshown, frozen=True, kw_only=True):
         mail.set_content(message.text + "\n")
         host, port = self.host, self.port or PORTS[self.security]
         context = ssl.create_default_context()
-        with (
+        with closing(
             smtplib.SMTP_SSL(host, port, timeout=TIMEOUT, context=context)
             if self.security == "tls"
             else smtplib.SMTP(host, port, timeout=TIMEOUT)
@@ -135,7 +135,10 @@ class Email(_Unshown, frozen=True, kw_only=True):
                 server.starttls(context=context)
             if self.user is not None and self.password is not None:
                 server.login(self.user, self.password)
-            server.send_message(mail)
+            if refused := server.send_message(mail):
+                log.warning("notify: the mail server refused %d of the recipients", len(refused))
+            with suppress(smtplib.SMTPException, OSError):  # it has taken the mail
+                server.quit()
 
 
 Target = Slack | Url | Email
