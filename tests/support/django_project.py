@@ -73,6 +73,8 @@ class DjangoProject:
             "DJANGO_SETTINGS_MODULE": "settings",
             **variables,
         }
+        if tree := os.environ.get("PYTHONPATH"):  # of the tests themselves
+            environment["PYTHONPATH"] += os.pathsep + tree
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder,

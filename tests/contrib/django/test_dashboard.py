@@ -127,3 +127,52 @@ async def visit():
 asyncio.run(visit())
 """
     )
+
+
+def test_a_change_of_the_dashboard_is_outside_the_transaction_of_its_request(
+    project: DjangoProject,
+) -> None:
+    atomic = 'DATABASES["default"] |= {"ATOMIC_REQUESTS": True, "OPTIONS": %r}\n'
+    settings = (project.folder / "settings.py").read_text()
+    project.write("settings.py", settings + atomic % {"transaction_mode": "IMMEDIATE"})
+    project.write("urls.py", URLS.replace("staff/jobs/", "<slug:shop>/jobs/"))  # is ignored
+    project.manage("migrate", "--verbosity", "0")
+    project.execute(
+        PEOPLE
+        + f"""
+boss = person("boss", is_superuser=True, is_staff=True)
+assert change(boss, origin={SAME}) == 202
+writer = person("writer", "change_dashboard", is_staff=True)
+assert change(writer, origin={SAME}) == 403
+both = person("both", "view_dashboard", "change_dashboard", is_staff=True)
+assert change(both, origin={SAME}) == 202
+"""
+    )
+
+
+def test_the_model_of_the_dashboard_has_a_table_that_django_can_read(
+    project: DjangoProject,
+) -> None:
+    project.write("urls.py", URLS)
+    project.manage("migrate", "--verbosity", "0")
+    assert "mainspring.dashboard" not in project.manage("dumpdata", "mainspring")
+    project.execute(
+        PEOPLE
+        + """
+boss = person("boss", is_superuser=True, is_staff=True)
+assert boss.get("/admin/mainspring/dashboard/1/change/").status_code in (302, 404)
+"""
+    )
+
+
+def test_a_command_that_is_called_by_a_program_returns_or_raises(project: DjangoProject) -> None:
+    project.manage("migrate", "--verbosity", "0")
+    printed = project.execute("""
+        from django.core.management import CommandError, call_command
+        call_command("mainspring", "runs", "list")
+        try:
+            call_command("mainspring", "runs", "show", "nothing")
+        except CommandError as error:
+            print("code", error.returncode)
+    """)
+    assert printed.splitlines()[-1] == "code 2"

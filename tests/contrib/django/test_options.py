@@ -20,6 +20,10 @@ CASES: dict[str, tuple[object, str, str]] = {
     "around": ({"AROUND": "shop.nothing.there"}, "E003", "shop.nothing"),
     "not dotted": ({"AROUND": "there"}, "E003", "there"),
     "store": ({"STORE": "redis://db/0"}, "E003", "there is no store for redis://"),
+    "webhooks": ({"WEBHOOKS": 5}, "E003", "MAINSPRING['WEBHOOKS']"),
+    "random": ({"RNG": 5}, "E003", "MAINSPRING['RNG']"),
+    "jobs": ({"JOBS": "\0"}, "E003", "MAINSPRING['JOBS']"),
+    "url": ({"STORE": "postgresql://["}, "E003", "MAINSPRING['STORE']"),
     "store of no kind": ({"STORE": 3}, "E003", "MAINSPRING['STORE']"),
     "two stores": ({"STORE": "memory://", "DATABASE": "default"}, "E003", "remove one"),
     "alias": ({"DATABASE": "defalt"}, "E004", "'default'"),
@@ -44,6 +48,7 @@ for name, value in json.loads(CASES).items():
     with override_settings(MAINSPRING=value):
         options, mistakes = read_options()
         scheduler = ProjectScheduler(mistakes, **options)
+        scheduler.import_options()
         found[name] = [(one.id, f"{one.msg} {one.hint}") for one in mistakes]
         try:
             scheduler.open()
@@ -117,3 +122,53 @@ MAINSPRING = {
         "Europe/Berlin 3 mail {'retries': 2}",
         "sqlite:///jobs.db ['ship']",
     ]
+
+
+def test_a_dotted_option_may_lie_beside_jobs_and_import_models(project: DjangoProject) -> None:
+    settings = (project.folder / "settings.py").read_text()
+    options = {
+        "DATABASE": "default",
+        **{"RESOURCES": "shop.jobs.resources", "AROUND": "shop.jobs.around"},
+        **{"CLOCK": "shop.jobs.clock", "WEBHOOKS": "shop.jobs.webhooks"},
+        "DEFAULT_HANDLER": "shop.jobs.other",
+    }
+    project.write("settings.py", settings + f"MAINSPRING = {options!r}")
+    project.write(
+        "shop/jobs.py",
+        """
+        from contextlib import contextmanager
+        from django.contrib.auth.models import User
+        from mainspring.contrib.django import job
+        from mainspring.core.clock import SystemClock
+        from mainspring.webhooks import WebhookSettings
+
+        resources, clock, webhooks = {"model": User}, SystemClock(), WebhookSettings(per_host=3)
+
+        @contextmanager
+        def around(ctx):
+            print("around")
+            yield
+
+        def other(): ...
+
+        @job
+        def ship(ctx, number: int) -> str:
+            return ctx.resources["model"].__name__
+        """,
+    )
+    project.write("shop/models.py", "from mainspring.contrib.django import job, scheduler")
+    project.manage("check")
+    project.manage("migrate", "--verbosity", "0")
+    printed = project.execute("""
+        from mainspring.contrib.django import scheduler
+        from shop import jobs
+        assert scheduler._clock is jobs.clock and scheduler.webhooks.settings is jobs.webhooks
+        assert scheduler._registry.default.function is jobs.other
+        scheduler.configure(workers=1)
+        with scheduler.blocking as running:
+            print(running.wait(running.enqueue("ship", {"number": 1}), timeout=60).result)
+    """)
+    assert printed.split() == ["around", "User"]
+    project.write("shop/jobs.py", "raise_here = 1")
+    done = project.run("-m", "django", "check")
+    assert "mainspring.E003" in done.stderr

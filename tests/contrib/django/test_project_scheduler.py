@@ -249,3 +249,127 @@ with scheduler.blocking as running:
     settings = (project.folder / "settings.py").read_text()
     project.write("settings.py", settings + 'DATABASES["default"]["CONN_MAX_AGE"] = 600\n')
     assert project.execute(work) == "True True"
+
+
+ELSEWHERE = """
+DATABASES["other"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": "other.db"}
+MAINSPRING = {"STORE": "sqlite:///jobs.db"}
+"""
+
+
+def test_a_rolled_back_inner_transaction_adds_nothing_when_the_outer_commits(
+    project: DjangoProject,
+) -> None:
+    project.write("settings.py", (project.folder / "settings.py").read_text() + ELSEWHERE)
+    project.execute(
+        START
+        + """
+for outer, inner in (("default", "other"), ("other", "default")):
+    with transaction.atomic(using=outer):
+        try:
+            with transaction.atomic(using=inner):
+                ship.blocking.enqueue(number=1)
+                raise Rollback
+        except Rollback:
+            pass
+    assert stored() == set()
+"""
+    )
+
+
+def test_a_dedupe_key_is_refused_where_the_run_waits_for_the_commit(
+    project: DjangoProject,
+) -> None:
+    project.write("settings.py", (project.folder / "settings.py").read_text() + ELSEWHERE)
+    printed = project.execute(
+        START
+        + """
+with transaction.atomic():
+    try:
+        ship.blocking.options(dedupe_key="one").enqueue(number=1)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    )
+    assert printed.startswith("InvalidState")
+    assert "transaction.on_commit" in printed
+
+
+def test_a_store_that_fails_at_the_commit_is_logged_and_stops_no_other_hook(
+    project: DjangoProject,
+) -> None:
+    project.write("settings.py", (project.folder / "settings.py").read_text() + ELSEWHERE)
+    printed = project.execute(
+        START
+        + """
+import logging, sys
+logging.basicConfig(stream=sys.stdout)
+scheduler.open()
+
+def fail(*_):
+    raise OSError("the disk is full")
+
+with transaction.atomic():
+    run = ship.blocking.enqueue(number=1)
+    transaction.on_commit(lambda: print("the other hook"))
+    scheduler._runs.add_plan = fail
+print(run.id)
+"""
+    )
+    id = printed.splitlines()[-1]
+    assert "ERROR:mainspring" in printed
+    assert f"{id} of 'ship'" in printed
+    assert "the disk is full" in printed
+    assert "the other hook" in printed
+
+
+def test_a_busy_file_stops_a_request_only_for_a_short_time(project: DjangoProject) -> None:
+    project.manage("migrate", "--verbosity", "0")
+    project.execute(
+        START
+        + """
+import sqlite3, time
+busy = sqlite3.connect("shop.db", isolation_level=None)
+busy.execute("BEGIN EXCLUSIVE")
+began = time.monotonic()
+scheduler.open_before_transactions()
+assert time.monotonic() - began < 25  # of 30 s
+assert not scheduler.started
+busy.execute("ROLLBACK")
+scheduler.open_before_transactions()
+assert scheduler.started
+"""
+    )
+
+
+def test_a_fork_after_the_first_use_opens_the_store_anew(project: DjangoProject) -> None:
+    """In a SQLite file it cannot, unless the parent has closed it: the error says so."""
+    project.manage("migrate", "--verbosity", "0")
+    printed = project.execute(
+        START
+        + """
+import os
+
+def enqueue_in_child():
+    if (child := os.fork()) == 0:
+        try:
+            ship.blocking.enqueue(number=2)
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+ship.blocking.enqueue(number=1)
+enqueue_in_child()
+scheduler.close()
+enqueue_in_child()
+assert len(stored()) == 2
+scheduler.close()
+with override_settings(MAINSPRING={"STORE": "file://" + os.path.abspath("objects")}):
+    ship.blocking.enqueue(number=1)
+    enqueue_in_child()
+    assert len(stored()) == 2
+"""
+    )
+    assert "scheduler.close()" in printed
+    assert len(printed.splitlines()) == 1

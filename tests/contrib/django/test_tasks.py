@@ -276,3 +276,27 @@ DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 3
             assert second.wait(LONG) == 0
     assert [result["value"] for result in results] == [[0, 2], [1, 2], [2, 2]]
     assert [result["errors"] for result in results] == [["RunLost"]] * 3
+
+
+def test_tasks_of_a_subclassed_backend_are_found(tmp_path: Path) -> None:
+    project = make_project(
+        tmp_path,
+        """
+MAINSPRING = {"STORE": "memory://"}
+TASKS = {"default": {"BACKEND": "shop.backend.Mine"}}
+""",
+    )
+    project.write(
+        "shop/backend.py",
+        """
+        from mainspring.contrib.django.tasks import MainspringBackend
+
+        class Mine(MainspringBackend): ...
+        """,
+    )
+    show = "from mainspring.contrib.django import scheduler; print(scheduler.code_job_ids)"
+    assert project.execute(show) == "['shop.tasks.ship']"
+    settings = (project.folder / "settings.py").read_text()
+    project.write("settings.py", settings + "TASKS = None")
+    project.write("shop/tasks.py", "")
+    assert project.execute(show) == "[]"

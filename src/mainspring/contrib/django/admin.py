@@ -29,11 +29,7 @@ class DashboardLink(admin.ModelAdmin):
             return False
         return bool(super().has_view_permission(request, obj))
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_delete_permission = has_change_permission

@@ -27,9 +27,9 @@ class MainspringConfig(AppConfig):
         for app in apps.get_app_configs():
             if module_has_submodule(app.module, "jobs"):
                 _import_jobs(app)
-        backends = getattr(settings, "TASKS", {}).values()
-        if any(one.get("BACKEND", "").startswith(f"{self.name}.tasks.") for one in backends):
+        if settings.is_overridden("TASKS"):  # a backend in it may be a subclass of Mainspring's
             autodiscover_modules("tasks")
+        scheduler.import_options()
         checks.register(_mistakes, "mainspring")
         request_started.connect(_open_before_transactions)
         connection_created.connect(_close_for_other_databases)

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
@@ -20,30 +21,30 @@ from mainspring.contrib.django.project_scheduler import project_scheduler
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _NOT_PASSED_ON = ("content-length", "cookie", "host", "transfer-encoding")
+_ORIGINS = {"Origin", "Sec-Fetch-Site"}
+"""One says which page has made the request. The application refuses those of other sites."""
 _STREAMS = "api/v1/events"
 
 
 @csrf_exempt  # the application checks the origin of each request, and takes no token
-def dashboard(request: HttpRequest, path: str = "") -> HttpResponseBase:
+@transaction.non_atomic_requests  # the scheduler's loop writes, and would wait for the request
+def dashboard(request: HttpRequest, path: str = "", **_: object) -> HttpResponseBase:
     """Staff with the permission `mainspring.view_dashboard` may look; with
-    `mainspring.change_dashboard` they may do everything. Superusers have both."""
+    `mainspring.change_dashboard` too they may do everything. Superusers who are staff have both.
+    Other arguments, of the path that the project includes this under, are ignored."""
     user = request.user
     if not user.is_authenticated and request.method == "GET" and not path.startswith("api/"):
         return redirect_to_login(request.get_full_path(), _login_page())  # else LOGIN_URL
-    needed = "view" if request.method in SAFE_METHODS else "change"
-    if not (user.is_staff and user.has_perm(f"mainspring.{needed}_dashboard")):
-        raise PermissionDenied(f"this needs the permission mainspring.{needed}_dashboard, as staff")
-    if needed == "change" and not _names_its_page(request):
+    actions = ("view",) if request.method in SAFE_METHODS else ("view", "change")
+    needed = [f"mainspring.{action}_dashboard" for action in actions]
+    if not (user.is_staff and user.has_perms(needed)):
+        raise PermissionDenied(f"this needs {' and '.join(needed)}, as staff")
+    if "change" in actions and not request.headers.keys() & _ORIGINS:
         raise PermissionDenied("a change needs the header Origin, which browsers send")
     if path == _STREAMS:
         why = "event streams are not served here: one would hold a worker of the web server"
         return HttpResponse(f"{why}. `manage.py mainspring serve` has them.\n", status=501)
     return _call(request, path)
-
-
-def _names_its_page(request: HttpRequest) -> bool:
-    """Whether the request says which page has made it. The application refuses other sites'."""
-    return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
 
 
 def _login_page() -> str | None:
@@ -66,6 +67,7 @@ def _call(request: HttpRequest, path: str) -> HttpResponse:
         if name.lower() not in _NOT_PASSED_ON
     }
     headers |= {"host": request.get_host(), "content-length": str(len(body))}
+    headers["x-forwarded-proto"] = str(request.scheme)  # what SECURE_PROXY_SSL_HEADER says
     root = whole[: len(whole) - len(path) - 1]
     scope = {
         "type": "http",

@@ -1,4 +1,5 @@
-"""The dashboard as a model without a table: so it has permissions, and a place in the admin."""
+"""The dashboard as a model: so it has permissions, and a place in the admin. Its table stays empty:
+Django reads that of each model, for example in `dumpdata`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,5 @@ from django.db import models
 
 class Dashboard(models.Model):
     class Meta:
-        managed = False
         default_permissions = ("view", "change")
         verbose_name_plural = "dashboard"

@@ -9,9 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.checks import Error
 from django.db import connections
-from django.utils.module_loading import import_string
 
-from mainspring.errors import MainspringError
 from mainspring.scheduler import Scheduler
 from mainspring.stores import STORE_OF_ENVIRONMENT, open_store
 
@@ -20,8 +18,9 @@ _KNOWN = {
     "DATABASE",
     *(name.upper() for name in inspect.signature(Scheduler).parameters),
 } - {"UNKNOWN", "INLINE"}
-_DOTTED = {"AROUND", "DEFAULT_HANDLER", "RESOURCES", "WEBHOOKS", "CLOCK"}
-"""Options that may be the dotted path of an object: settings can rarely import it."""
+DOTTED = ("around", "default_handler", "resources", "webhooks", "clock")
+"""Options that may be the dotted path of an object: settings can rarely import it. The scheduler
+does, when the apps are ready."""
 
 
 def given() -> dict[str, Any]:
@@ -41,11 +40,10 @@ def read_options() -> tuple[dict[str, Any], list[Error]]:
             mistakes.append(_unknown(key))
         elif key not in ("STORE", "DATABASE"):
             try:
-                if key in _DOTTED and isinstance(value, str):
-                    value = import_string(value)
-                Scheduler("memory://", **{key.lower(): value})
-            except (MainspringError, ImportError, TypeError) as error:
-                mistakes.append(_wrong(key, error))
+                if key.lower() not in DOTTED or not isinstance(value, str):
+                    Scheduler("memory://", **{key.lower(): value})
+            except Exception as error:
+                mistakes.append(wrong(key, error))
             else:
                 options[key.lower()] = value
     return options, mistakes
@@ -56,7 +54,7 @@ def _store_mistakes() -> list[Error]:
     if "DATABASE" in options:
         alias = options["DATABASE"]
         if "STORE" in options:
-            return [_wrong("STORE", "it is given next to 'DATABASE': remove one of them")]
+            return [wrong("STORE", "it is given next to 'DATABASE': remove one of them")]
         if not isinstance(alias, str) or alias not in connections.settings:
             known = ", ".join(map(repr, connections.settings))
             hint = f"Name one of DATABASES: {known}."
@@ -71,8 +69,8 @@ def _store_mistakes() -> list[Error]:
     try:
         if store != STORE_OF_ENVIRONMENT and not hasattr(store, "claim"):  # a store itself
             open_store(store)
-    except MainspringError as error:
-        return [_wrong("STORE", error)]
+    except Exception as error:
+        return [wrong("STORE", error)]
     return []
 
 
@@ -90,6 +88,6 @@ def _unknown(key: Any) -> Error:
     return Error(f"MAINSPRING has no option {key!r}.", hint, id="mainspring.E002")
 
 
-def _wrong(key: str, why: object) -> Error:
+def wrong(key: str, why: object) -> Error:
     hint = f"The reference of Scheduler describes {key.lower()!r}."
     return Error(f"MAINSPRING[{key!r}] cannot be used: {why}", hint, id="mainspring.E003")

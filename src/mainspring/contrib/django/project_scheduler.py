@@ -6,16 +6,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from django.apps import apps
 from django.core.checks import Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.utils.module_loading import import_string
 
 from mainspring.contrib.django.connections import fresh_connections
-from mainspring.contrib.django.options import read_options
+from mainspring.contrib.django.options import DOTTED, read_options, wrong
 from mainspring.contrib.django.project_store import (
     ProjectStore,
     database_alias,
@@ -42,7 +46,7 @@ def project_scheduler() -> ProjectScheduler:
     """The scheduler of the project. Where the settings are wrong, it can still be imported: the
     checks show what is wrong, and it does not start."""
     options, mistakes = read_options()
-    return ProjectScheduler(mistakes, **{"around": fresh_connections, **options})
+    return ProjectScheduler(mistakes, **options)
 
 
 class ProjectScheduler(Scheduler):
@@ -57,13 +61,38 @@ class ProjectScheduler(Scheduler):
     def __init__(self, mistakes: list[Error], **options: Any) -> None:
         self.mistakes = mistakes
         self._of_settings = ProjectStore()
+        self._paths = {key: options.pop(key) for key in DOTTED if isinstance(options.get(key), str)}
         store: Any = "memory://" if mistakes else self._of_settings
-        super().__init__(store, **options)
+        self._options: dict[str, Any] = {"around": fresh_connections, **options}
+        super().__init__(store, **self._options)
+        os.register_at_fork(after_in_child=self.forget_parent)
 
     @property
     def url(self) -> str | None:
         store = store_of_settings() if self._store is self._of_settings else self._url
         return store if isinstance(store, str) else None
+
+    def import_options(self) -> None:
+        """Import the options that are dotted paths. Their modules may import models, and jobs that
+        need the scheduler: so it is made before."""
+        paths, options = self._paths, self._options
+        if paths and not apps.models_ready:
+            raise ImproperlyConfigured("use the scheduler when Django's apps are ready, not before")
+        self._paths = {}
+        for key, path in paths.items():
+            try:
+                options[key] = import_string(path)
+                other = Scheduler("memory://", **options)
+            except Exception as error:
+                self.mistakes.append(wrong(key.upper(), error))
+                return
+            self._clock, self._resources = other._clock, other._resources
+            vars(self.webhooks).update(settings=other.webhooks.settings, allow=other.webhooks.allow)
+            registry = self._registry
+            registry.default, registry.around = other._registry.default, options["around"]
+            for handler in map(registry.get, registry.names()):
+                if not handler.built_in:
+                    handler.around = registry.around
 
     def open(self) -> None:
         """Open the store now, in plain code, to enqueue. Otherwise the first use opens it."""
@@ -73,16 +102,29 @@ class ProjectScheduler(Scheduler):
         """Open a store that lies in a SQLite database of Django."""
         alias = None if self.started or self.mistakes else self._database()
         if alias is not None and self._may_lock_file(connections[alias]):
+            patience = self._options.get("wait_for_store", "30s")
+            self._settings = self._settings.changed(wait_for_store="1s")  # a page waits no longer
             try:
                 self.open()
             except MainspringError as error:  # an enqueue raises it; other requests need none
                 log.warning("the store of the jobs cannot be opened: %s", error)
+            finally:
+                self._settings = self._settings.changed(wait_for_store=patience)
 
     def close(self) -> None:
         """Close the store where its first use has opened it. The next use opens it again."""
         if self._opened_itself and not self._is_forked:
             self.blocking.stop()
             self._was_stopped = False
+
+    def forget_parent(self) -> None:
+        """In a fork of a process whose first use has opened the store: the next use opens it anew.
+        What is the parent's is kept, so that nothing closes its connections."""
+        if self._opened_itself:
+            self._of_parent = ({**vars(self)}, self._of_settings._store)
+            self._opening = self._engine = self._engine_loop = self._own_loop = None
+            self._opened_itself, self._start_lock = False, threading.Lock()
+            self._of_settings._store = None
 
     def run_on_loop(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the event loop of listeners, which all requests share."""
@@ -115,6 +157,7 @@ class ProjectScheduler(Scheduler):
         return super()._open_at_first_use()
 
     def _refuse_mistakes(self) -> None:
+        self.import_options()
         for mistake in self.mistakes:
             raise ImproperlyConfigured(f"{mistake.msg} {mistake.hint} ({mistake.id})")
 
@@ -162,6 +205,11 @@ class ProjectScheduler(Scheduler):
                 if connection.vendor == "sqlite":
                     await self._refuse_unstored_jobs(batches)
                 return await super()._enqueue(batches, source, within=connection)
+        if any(batch.options.dedupe_key is not None for batch in batches):
+            raise InvalidState(
+                "a dedupe_key cannot wait for the commit of another database than the store's:"
+                " enqueue in transaction.on_commit, or put the store in the same database"
+            )
         runs = self._runs
         facts = await self._call(runs.read_facts({batch.job_id for batch in batches}, source))
         plan = runs.plan(traced(batches), facts, self._zone, source)
@@ -171,13 +219,22 @@ class ProjectScheduler(Scheduler):
             ", ".join(connection.alias for connection in transactions),
         )
 
-        def add() -> None:
-            added = self._call(self._runs.add_plan(plan))
-            super(ProjectScheduler, self)._wait_for(added, "on_commit", "enqueue")
+        uncommitted = {connection.alias for connection in transactions}
+
+        def committed(alias: str) -> None:
+            uncommitted.discard(alias)
+            try:
+                if not uncommitted:
+                    added = self._call(self._runs.add_plan(plan))
+                    super(ProjectScheduler, self)._wait_for(added, "on_commit", "enqueue")
+            except Exception:  # what else waits for the commit must still happen
+                lost = ", ".join(f"{run.id} of {run.job_id!r}" for run in plan.runs)
+                log.exception(
+                    "after the commit, not added: enqueue again what is missing: %s", lost
+                )
 
         for connection in transactions:
-            add = functools.partial(connection.on_commit, add)
-        add()
+            connection.on_commit(functools.partial(committed, connection.alias))
         return [instance[0] for instance in plan.instances]
 
     async def _refuse_unstored_jobs(self, batches: Sequence[EnqueueBatch]) -> None:

@@ -107,8 +107,9 @@ class SqliteStore:
         if path in _open_at_fork:
             raise StoreError(
                 f"{path} was open in the process that this one was forked from, so SQLite cannot"
-                " open it here safely. Open it in each process after the fork and not before, or"
-                ' start this process by the method "spawn"'
+                " open it here safely. Open it in each process after the fork and not before (in a"
+                " Django project, call `scheduler.close()` before the fork), or start this process"
+                ' by the method "spawn"'
             )
         writer = Writer(path, self._clock)
         _open_here[writer] = path

@@ -7,15 +7,16 @@ from django.db import migrations, models
 
 from mainspring.contrib.django.store_schema import make_store_tables
 
+ID = models.BigAutoField("ID", auto_created=True, primary_key=True, serialize=False)
+
 
 class Migration(migrations.Migration):
     dependencies = ()
     operations = (
         migrations.CreateModel(
             "Dashboard",
-            fields=[("id", models.BigAutoField(primary_key=True))],
+            fields=[("id", ID)],
             options={
-                "managed": False,
                 "default_permissions": ("view", "change"),
                 "verbose_name_plural": "dashboard",
             },

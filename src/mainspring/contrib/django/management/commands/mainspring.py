@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.utils import autoreload
 
 from mainspring.cli.processes import PLACE, replace_process
@@ -43,9 +43,13 @@ class Command(BaseCommand):
         reloader = _Reloader() if chosen.reload and PLACE not in os.environ else None
         try:
             main(words)
-        except SystemExit:
+        except SystemExit as end:
             if reloader is None or reloader.changed is None:
-                raise
+                if self._called_from_command_line:
+                    raise
+                if not end.code:
+                    return
+                raise CommandError("see the error above", returncode=int(end.code)) from None
             self.stderr.write(f"{reloader.changed} has changed: the worker starts again")
         replace_process(os.getcwd())
 
