@@ -24,9 +24,12 @@ def test_seeds_on_postgresql(postgresql_url: str) -> None:
     assert [what for what in MET if not counted[what]] == []
 
 
+IN_SHORT = ("no fence", "no row locks")  # the other needs minutes: chaos/test_postgresql_seeds.py
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name.replace(" ", "-"))
+@pytest.mark.parametrize("bug", [b for b in PLANTED if b.name in IN_SHORT], ids=lambda b: b.name)
 def test_planted_bug_is_caught_on_postgresql(postgresql_url: str, bug: Planted) -> None:
     assert bug.caught_by <= INVARIANTS.keys()
     report = hunt(bug, partial(WatchedSchema, postgresql_url))
