@@ -41,7 +41,7 @@ servers: .venv/ready ## fetch the servers that tests use (they would too, under 
 run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedded store
 	@$(BIN)/mainspring serve
 
-test: servers ## the tests of every behaviour, on a fresh machine too; about 8 minutes on two cores
+test: servers ## the tests of every behaviour, on a fresh machine too; about 9 minutes on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not thorough"
 
 thorough: servers ## the tests that `make test` leaves out; about 7 minutes on two cores

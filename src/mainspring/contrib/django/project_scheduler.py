@@ -103,7 +103,9 @@ class ProjectScheduler(Scheduler):
         alias = None if self.started or self.mistakes else self._database()
         if alias is not None and self._may_lock_file(connections[alias]):
             patience = self._options.get("wait_for_store", "30s")
-            self._settings = self._settings.changed(wait_for_store="1s")  # and one wait for a lock
+            self._settings = self._settings.changed(
+                wait_for_store="1s"
+            )  # SQLite waits longer for a lock
             try:
                 self.open()
             except MainspringError as error:  # an enqueue raises it; other requests need none
